@@ -1,0 +1,1 @@
+"""What a model, a link and a route cost: facts and fits, before anything runs."""

@@ -1,0 +1,61 @@
+"""The taxonomy: one folder a question, one file an answer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from shoal.axes import collectives, compression, coordination, partition, scheduling, synchrony
+
+AXES: dict[str, tuple[Callable[..., Any], ...]] = {
+    "partition": partition.MEMBERS,
+    "coordination": coordination.MEMBERS,
+    "synchrony": synchrony.MEMBERS,
+    "scheduling": scheduling.MEMBERS,
+    "compression": compression.MEMBERS,
+    "collectives": collectives.MEMBERS,
+}
+QUESTIONS = {
+    "partition": "What is cut?",
+    "coordination": "With whom do I agree?",
+    "synchrony": "When do I wait?",
+    "scheduling": "In what order do messages go?",
+    "compression": "In what form?",
+    "collectives": "By what route?",
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for fs in AXES.values() for f in fs}
+
+
+class Member(NamedTuple):
+    """One answer, as the catalogue shows it."""
+
+    axis: str
+    name: str
+    signature: str
+    summary: str
+    paper: str
+    link: str
+
+
+def axis_of(name: str) -> str:
+    """The axis that a technique answers."""
+    return next(axis for axis, fs in AXES.items() for f in fs if f.__name__ == name)
+
+
+def catalogue() -> tuple[Member, ...]:
+    """Every answer of every axis, read from its docstrings."""
+    return tuple(_member(axis, f) for axis, functions in AXES.items() for f in functions)
+
+
+def _member(axis: str, function: Callable[..., Any]) -> Member:
+    summary = (inspect.getdoc(function) or "").splitlines()[0]
+    words = ", ".join(inspect.signature(function).parameters)
+    signature = f"{function.__name__}({words})" if words else function.__name__
+    module = inspect.getdoc(inspect.getmodule(function)) or ""
+    text = " ".join(module.partition("References:")[2].split())
+    found = re.search(r"(.*?), `(.*?) <(.*?)>`_, (\d{4})", text)
+    paper = f"{found[1]}, {found[2]}, {found[4]}" if found else ""
+    link = found[3] if found else ""
+    return Member(axis, function.__name__, signature, summary, paper, link)

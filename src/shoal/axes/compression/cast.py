@@ -1,0 +1,35 @@
+"""Fewer bits a number: cast before sending, sum in that precision, cast back.
+
+References:
+    Micikevicius et al., `Mixed precision training <https://arxiv.org/abs/1710.03740>`_, 2018.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
+from shoal.errors import BadArgument
+from shoal.flow import Agreed, Flow, Mean
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def cast(dtype: str = "bfloat16") -> Compressor:
+    """Send each number in 16 bits.
+
+    Args:
+        dtype: ``float16`` (finer, overflows at 65504) or ``bfloat16`` (coarser, same range).
+    """
+    if dtype not in DTYPES:
+        raise BadArgument(f"cast({dtype})", f"dtype must be one of {', '.join(DTYPES)}")
+    narrow = DTYPES[dtype]
+
+    def flow(value: Value, state: None, round: int) -> Flow:
+        sent = value.tensor.to(narrow)
+        mine = sent.to(value.tensor.dtype)  # before the wire overwrites what was sent
+        mean = yield Mean(sent)
+        return Agreed(mean.to(value.tensor.dtype), mine, state=None)
+
+    traits = Trait.CONTRACTIVE | Trait.SLICEABLE | Trait.ELEMENTWISE | Trait.ONE_SHOT | Trait.SUMS
+    return Compressor(f"cast({dtype})", traits, flow, add=add_dense)

@@ -1,0 +1,68 @@
+"""What a compressor is: a name, facts about it, and a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from shoal.flow import Add, Flow
+
+
+class Trait(Flag):
+    """Facts that rules decide on. Each is tested by the contract suite, not only declared."""
+
+    NONE = 0
+    LOSSLESS = auto()  # the mean of what was sent is the mean of what was meant
+    UNBIASED = auto()  # so in expectation
+    CONTRACTIVE = auto()  # what is lost is shorter than what was meant: error feedback converges
+    CONSERVING = auto()  # what was not sent is kept and sent later
+    SLICEABLE = auto()  # may be applied to any flat piece of a tensor
+    ELEMENTWISE = auto()  # acts on each entry alone: a whole bucket may be one value
+    ONE_SHOT = auto()  # a single ask, decoded by ``add`` wherever it arrives
+    SUMS = auto()  # asks Mean only: a route of sums carries it
+
+
+class Value(NamedTuple):
+    """A tensor to agree on, with its shape and the parameter it belongs to."""
+
+    tensor: Tensor
+    name: str = ""
+
+    def with_tensor(self, tensor: Tensor) -> Value:
+        """The same parameter, another content."""
+        return Value(tensor, self.name)
+
+
+def nothing(value: Value) -> None:
+    """The state of a compressor that remembers nothing."""
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """In what form a message travels. Equality and repr are by what one types.
+
+    Args:
+        name: what one types.
+        traits: facts about it.
+        init: state of a parameter before the first round.
+        flow: ``(value, state, round)`` -> asks, then ``Agreed``.
+        add: how whoever receives a ONE_SHOT message adds it up.
+    """
+
+    name: str
+    traits: Trait
+    flow: Callable[[Value, Any, int], Flow] = field(compare=False)
+    init: Callable[[Value], Any] = field(compare=False, default=nothing)
+    add: Add | None = field(compare=False, default=None)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def add_dense(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
+    """Add a message that is one dense tensor, of whatever precision."""
+    into.add_(parts[0].to(into.dtype).view_as(into), alpha=weight)

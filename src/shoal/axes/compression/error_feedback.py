@@ -1,0 +1,54 @@
+"""What was not sent is added to what comes next.
+
+References:
+    Karimireddy et al., `Error feedback fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
+    Stich et al., `Sparsified SGD with memory <https://arxiv.org/abs/1809.07599>`_, 2018.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.errors import BadArgument, Conflict, ConflictError
+from shoal.flow import Agreed, Flow
+
+
+def error_feedback(inner: Compressor) -> Compressor:
+    """Keep what ``inner`` lost and send it later.
+
+    Args:
+        inner: a contractive compressor, such as ``topk(0.01)`` or ``powersgd(4)``.
+    """
+    if not isinstance(inner, Compressor):
+        raise BadArgument(
+            f"error_feedback({inner})",
+            "it wraps a compressor, for example error_feedback(topk(0.01))",
+        )
+    _refuse(inner)
+
+    def init(value: Value) -> tuple[Any, Any]:
+        return torch.zeros_like(value.tensor), inner.init(value)
+
+    def flow(value: Value, state: tuple[Any, Any], round: int) -> Flow:
+        residual, held = state
+        wanted = value.tensor + residual
+        kept = wanted.clone() if Trait.SUMS in inner.traits else wanted  # wires overwrite sums
+        mean, mine, held = yield from inner.flow(value.with_tensor(wanted), held, round)
+        return Agreed(mean, mine, (kept - mine, held))
+
+    traits = (inner.traits | Trait.CONSERVING) & ~(Trait.ELEMENTWISE | Trait.UNBIASED)
+    return Compressor(f"error_feedback({inner.name})", traits, flow, init, inner.add)
+
+
+def _refuse(inner: Compressor) -> None:
+    what = f"error_feedback x {inner.name}"
+    if Trait.LOSSLESS in inner.traits:
+        raise ConflictError([Conflict(what, "nothing is lost, so nothing is fed back", inner.name)])
+    if Trait.CONSERVING in inner.traits:
+        raise ConflictError([Conflict(what, "it keeps its own residual already", inner.name)])
+    if Trait.CONTRACTIVE not in inner.traits:
+        why = "it is not contractive: the residual grows without bound"
+        raise ConflictError([Conflict(what, why, f"{inner.name} alone")])

@@ -1,0 +1,16 @@
+"""Every worker ends with the mean of all, and no one is special.
+
+References:
+    Patarasuk & Yuan, `Bandwidth optimal all-reduce algorithms
+    <https://doi.org/10.1016/j.jpdc.2008.09.002>`_, 2009.
+    Sergeev & Del Balso, `Horovod <https://arxiv.org/abs/1802.05799>`_, 2018.
+"""
+
+from __future__ import annotations
+
+from shoal.axes.coordination.coordination import Coordination, complete
+
+
+def all_reduce() -> Coordination:
+    """Agree with all workers at once, by a collective."""
+    return Coordination("all_reduce", "collective", "gradient", complete)

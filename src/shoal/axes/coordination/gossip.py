@@ -1,0 +1,46 @@
+"""Average with neighbours in a graph; disagreement fades by its spectral gap.
+
+With bsp this is D-PSGD: parameters travel while the gradient is computed, and each worker's next
+model is its row of W times its neighbours' minus its own step. With asp it is AD-PSGD: whenever a
+worker ends a step it averages with one random neighbour, and nobody else waits.
+
+References:
+    Lian et al., `Can decentralized algorithms outperform centralized algorithms?
+    <https://arxiv.org/abs/1705.09056>`_, 2017 (D-PSGD).
+    Lian et al., `Asynchronous decentralized parallel SGD <https://arxiv.org/abs/1710.06952>`_,
+    2018 (AD-PSGD).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.axes.coordination.coordination import Coordination
+from shoal.errors import UnknownName
+
+
+def gossip(graph: str = "ring") -> Coordination:
+    """Agree with neighbours only; the agreed model is the mean of all.
+
+    Args:
+        graph: who is whose neighbour; ``ring`` has one on either side.
+    """
+    if graph not in GRAPHS:
+        raise UnknownName("gossip graph", str(graph), GRAPHS)
+    return Coordination(f"gossip({graph})", "peers", "parameter", GRAPHS[graph])
+
+
+def ring(workers: int, round: int) -> Tensor:
+    """A third from myself and each neighbour; halves when there are only two workers."""
+    w = torch.eye(workers, dtype=torch.float64)
+    neighbours = {d % workers for d in (-1, 1)} - {0}
+    share = 1 / (1 + len(neighbours))
+    for worker in range(workers):
+        w[worker, worker] = share
+        for step in neighbours:
+            w[worker, (worker + step) % workers] = share
+    return w
+
+
+GRAPHS = {"ring": ring}

@@ -1,0 +1,18 @@
+"""Every worker holds the whole model and its own part of the batch.
+
+References:
+    Li et al., `PyTorch Distributed <https://arxiv.org/abs/2006.15704>`_, 2020.
+"""
+
+from __future__ import annotations
+
+from shoal.axes.partition.partition import Partition, degree
+
+
+def data(replicas: int | None = None) -> Partition:
+    """Replicate the model and cut the batch.
+
+    Args:
+        replicas: how many; left out, as many as there are.
+    """
+    return Partition(replicas if replicas is None else degree("data", replicas))

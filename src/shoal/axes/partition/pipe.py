@@ -1,0 +1,19 @@
+"""The sequence of layers is cut; micro-batches flow through the stages.
+
+References:
+    Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019.
+    Narayanan et al., `PipeDream <https://arxiv.org/abs/1806.03377>`_, 2019 (1F1B).
+"""
+
+from __future__ import annotations
+
+from shoal.axes.partition.partition import Partition, degree
+
+
+def pipe(stages: int) -> Partition:
+    """Cut the sequence of layers into ``stages`` stages.
+
+    Args:
+        stages: how many; needs ``run.step``, for an own loop cannot be cut.
+    """
+    return Partition(pipe=degree("pipe", stages))

@@ -1,0 +1,18 @@
+"""Single layers are cut: columns of one matrix, rows of the next.
+
+References:
+    Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019.
+"""
+
+from __future__ import annotations
+
+from shoal.axes.partition.partition import Partition, degree
+
+
+def tensor(ranks: int) -> Partition:
+    """Cut each layer over ``ranks`` ranks.
+
+    Args:
+        ranks: how many; the model must say how its layers may be cut.
+    """
+    return Partition(tensor=degree("tensor", ranks))

@@ -1,0 +1,34 @@
+"""First backward, then exchange.
+
+References:
+    Shi et al., `A quantitative survey of communication optimizations in distributed deep learning
+    <https://arxiv.org/abs/2005.13247>`_, 2021 (BSP without overlap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task, fuse, whole
+from shoal.notation import check_nbytes, nbytes_text
+
+DEFAULT = 25 * 2**20
+
+
+def fifo(fusion: int = DEFAULT) -> Schedule:
+    """Send everything after backward, in order, fused up to ``fusion`` bytes a message.
+
+    Args:
+        fusion: largest message; 1 sends every tensor on its own.
+    """
+    check_nbytes("fifo", fusion)
+
+    def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
+        over, due = Event("backward", 0), Event("update")
+        return tuple(
+            Task(tuple(whole(layers, i) for i in group), "reduce", over, due)
+            for group in fuse(layers, fusion, fusion)
+        )
+
+    name = "fifo" if fusion == DEFAULT else f"fifo({nbytes_text(fusion)})"
+    return Schedule(name, plan)

@@ -1,0 +1,39 @@
+"""Wait-free back-propagation: a layer's gradient leaves while earlier layers still compute.
+
+References:
+    Zhang et al., `Poseidon <https://arxiv.org/abs/1706.03292>`_, 2017 (WFBP).
+    Li et al., `PyTorch Distributed <https://arxiv.org/abs/2006.15704>`_, 2020 (buckets of 25 MB).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task, fuse, whole
+from shoal.notation import check_nbytes, nbytes_text
+
+DEFAULT = 25 * 2**20
+FIRST = 2**20  # as in DDP: a small first bucket starts the link early
+
+
+def wfbp(fusion: int = DEFAULT) -> Schedule:
+    """Send gradients during backward, fused up to ``fusion`` bytes a message.
+
+    Args:
+        fusion: the bucket size; 1 sends every tensor on its own.
+    """
+    check_nbytes("wfbp", fusion)
+
+    def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
+        return tuple(
+            Task(
+                tuple(whole(layers, i) for i in group),
+                "reduce",
+                ready=Event("backward", min(group)),
+                due=Event("update"),
+            )
+            for group in fuse(layers, FIRST, fusion)
+        )
+
+    name = "wfbp" if fusion == DEFAULT else f"wfbp({nbytes_text(fusion)})"
+    return Schedule(name, plan, overlaps=True)

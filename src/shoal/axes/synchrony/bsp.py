@@ -1,0 +1,15 @@
+"""Bulk synchronous: everyone waits for everyone, every step.
+
+References:
+    Valiant, `A bridging model for parallel computation <https://doi.org/10.1145/79173.79181>`_,
+    1990.
+"""
+
+from __future__ import annotations
+
+from shoal.axes.synchrony.synchrony import Synchrony
+
+
+def bsp() -> Synchrony:
+    """Wait for all workers in every step: the same numbers as one big worker."""
+    return Synchrony("bsp")

@@ -1,0 +1,145 @@
+"""Who trains in a benchmark, and what: the same model, data, loss and optimizer for all.
+
+A contender is a function from a :class:`Task` to its training step. A workload is a model and a
+function from a generator to one batch. Both are found by name, since workers are told names.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+import torch.distributed as dist
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from shoal.models import gpt, mlp, resnet
+
+STRATEGY = "all_reduce, bsp, wfbp, exact"
+BUCKET_MB = 25
+_BATCHES = 4
+
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, and where its batches come from."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[Generator], Batch]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one contender trains; its own copy, equal to every other's."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: tuple[Batch, ...]
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy over the last dimension, of pictures and of tokens alike."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+def _vectors(random: Generator) -> Batch:
+    return torch.randn(64, 256, generator=random), torch.randint(10, (64,), generator=random)
+
+
+def _pictures(random: Generator) -> Batch:
+    x = torch.randn(4, 3, 32, 32, generator=random)
+    return x, torch.randint(10, (4,), generator=random)
+
+
+def _tokens(random: Generator) -> Batch:
+    text = torch.randint(256, (4, 65), generator=random)
+    return text[:, :-1], text[:, 1:]
+
+
+# Sized so that a step takes some tens of milliseconds on one core, as small real models do.
+WORKLOADS = {
+    "mlp": Workload(lambda: mlp(256, 10, width=1024, layers=7), _vectors),  # 5.5 M parameters
+    "resnet": Workload(lambda: resnet(width=32, depth=2), _pictures),
+    "gpt": Workload(lambda: gpt(256, 64, layers=4, width=192), _tokens),
+    "tiny": Workload(lambda: mlp(256, 10, width=16), _vectors),  # for tests
+}
+
+
+def _bare(task: Task) -> Step:
+    return _loop(task, task.model)
+
+
+def _ddp(task: Task, *, broadcast_buffers: bool = True) -> Step:
+    with warnings.catch_warnings():
+        # torch is renaming broadcast_buffers; the versions we allow do not all know the new name
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped = DistributedDataParallel(
+            task.model,
+            bucket_cap_mb=BUCKET_MB,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=broadcast_buffers,
+        )
+    return _loop(task, wrapped)
+
+
+def _loop(task: Task, forward: nn.Module) -> Step:
+    feed = cycle(task.batches)
+
+    def step() -> None:
+        x, y = next(feed)
+        task.optimizer.zero_grad()
+        loss(forward(x), y).backward()  # type: ignore[no-untyped-call]
+        task.optimizer.step()
+
+    return step
+
+
+def _shoal(task: Task) -> Step:
+    import shoal
+
+    feed = cycle(task.batches)
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    # One worker has nobody to agree with, so any strategy but the default one is refused there.
+    strategy = STRATEGY if several else None
+    run = shoal.distribute(task.model, task.optimizer, loss=loss, strategy=strategy)
+    return lambda: run.step(next(feed))
+
+
+CONTENDERS: dict[str, Callable[[Task], Step]] = {
+    "bare": _bare,
+    "ddp": _ddp,
+    "ddp, local buffers": lambda task: _ddp(task, broadcast_buffers=False),
+    "shoal": _shoal,
+}
+
+
+def prepare(
+    workload: str, contenders: tuple[str, ...], seed: int
+) -> tuple[list[Step], Callable[[], object], bool]:
+    """In a worker: every contender's step, how to meet the other workers, whether it leads."""
+    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if workers > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo")
+    steps = [CONTENDERS[name](_task(WORKLOADS[workload], seed, rank)) for name in contenders]
+    return steps, dist.barrier if workers > 1 else _alone, rank == 0
+
+
+def _alone() -> None:
+    """Meet nobody."""
+
+
+def _task(workload: Workload, seed: int, rank: int) -> Task:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # equal parameters on every rank and for every contender
+        model = workload.model()
+    random = torch.Generator().manual_seed(seed * 1000 + rank)  # other data on every rank
+    batches = tuple(workload.batch(random) for _ in range(_BATCHES))
+    return Task(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches)

@@ -1,0 +1,151 @@
+"""``shoal bench SUITE``: run a benchmark suite, show its table, keep its numbers.
+
+Exit codes: 0 every bar holds; 1 one does not; 2 the command will not do; 3 the machine was too
+noisy for a verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.errors import BadArgument, UsageError
+
+if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it is listed
+    from rich.console import Console
+    from rich.table import Table
+
+    from shoal.bench.form import Report, Result
+    from shoal.bench.suites import Progress, Suite
+
+
+def bench(
+    suite: str = typer.Argument("", metavar="SUITE", help="Which suite; see --list."),
+    quick: bool = typer.Option(False, "--quick", help="Fewer cases and blocks: within a minute."),
+    json: Path | None = typer.Option(None, "--json", metavar="PATH", help="Keep the report here."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Of data and initial parameters."),
+    list_: bool = typer.Option(False, "--list", help="Show the suites and end."),
+) -> None:
+    """Measure Shoal against its peers. Exit code 1: a bar does not hold; 3: too noisy to tell."""
+    from rich.console import Console
+
+    from shoal import bench as benchmarks
+    from shoal.bench.suites import Settings, run
+
+    console = Console()
+    if list_:
+        console.print(listing(benchmarks.SUITES))
+        return
+    if not suite:
+        names = ", ".join(each.name for each in benchmarks.SUITES)
+        raise UsageError(f"shoal bench: name a suite, one of: {names}")
+    chosen = benchmarks.find(suite)
+    target = None if json is None else writable(json)
+    with watched(Console(stderr=True)) as progress:
+        report = run(chosen, Settings(quick, seed, progress))
+    show(console, report)
+    if target is not None:
+        write(target, report.to_json())
+        console.print(f"[dim]written to[/dim] {target}", soft_wrap=True)
+    raise typer.Exit(report.exit_code)
+
+
+def writable(path: Path) -> Path:
+    """Where ``path`` leads, after a trial that a file can be written there.
+
+    A benchmark runs for minutes: better to hear of a typing error before than after.
+    """
+    target = path.expanduser().resolve()
+    call = f"--json {path}"
+    if target.exists() and not target.is_file():
+        raise BadArgument(call, "is there already and no regular file; name a file")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            return target
+    except FileNotFoundError:
+        raise BadArgument(call, f"there is no directory {target.parent}; make it first") from None
+    except OSError as error:
+        why = f"cannot write in {target.parent} ({error.strerror}); name another place"
+        raise BadArgument(call, why) from None
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the file whole or not at all."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as draft:
+        try:
+            draft.write(text)
+            draft.flush()
+            os.fsync(draft.fileno())
+            os.chmod(draft.name, 0o644)  # a draft is private; a report is for others to read
+            os.replace(draft.name, path)
+        except BaseException:
+            os.unlink(draft.name)
+            raise
+
+
+@contextmanager
+def watched(console: Console) -> Iterator[Progress]:
+    """A live line that says what is being measured and how far it is."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bars(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
+        line = bars.add_task("starting", total=None)
+        yield lambda what, done, total: bars.update(
+            line, description=what, completed=done, total=total
+        )
+
+
+def listing(suites: tuple[Suite, ...]) -> Table:
+    """The suites, one a line."""
+    from rich.table import Table
+
+    table = Table("suite", "what it measures", box=None, pad_edge=False)
+    for suite in suites:
+        table.add_row(suite.name, suite.summary)
+    return table
+
+
+def show(console: Console, report: Report) -> None:
+    """The header in two lines, then every result with its interval, bar and verdict."""
+    from rich.table import Table
+
+    head = report.header
+    versions = ", ".join(f"{name} {version}" for name, version in head.versions.items())
+    table = Table("case", "metric", title_justify="left", title=f"shoal bench {head.suite}")
+    for name in ("value", "ratio", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("against", "bar", "verdict"):
+        table.add_column(name)
+    for result in report.results:
+        table.add_row(*cells(result))
+    console.print(table)
+    machine = head.machine
+    memory = f"{machine.memory_nbytes / 2**30:.0f} GiB"
+    console.print(f"[dim]{machine.cpu}, {machine.cores} cores, {memory}, {machine.kernel}[/dim]")
+    console.print(f"[dim]{versions}; commit {head.commit}; {head.date}; seeds {head.seeds}[/dim]")
+
+
+def cells(result: Result) -> Iterator[str]:
+    """One row of the table."""
+    from rich.markup import escape
+
+    interval = result.interval
+    words = {True: "[green]holds[/green]", False: "[red]fails[/red]", None: ""}
+    yield escape(result.case)
+    yield escape(result.metric)
+    yield f"{result.value:.4g} {result.unit}".rstrip()
+    yield "" if result.ratio is None else f"{result.ratio:.3f}"
+    yield "" if interval is None else f"{interval.low:.3f} .. {interval.high:.3f}"
+    yield escape(result.against or "")
+    yield result.bar or ""
+    yield "[yellow]no verdict[/yellow]" if result.undecided else words[result.holds]

@@ -1,0 +1,18 @@
+"""Data: one global order of samples, cut fairly among however many workers there are.
+
+::
+
+    order.py        which sample stands where: pure functions of (seed, epoch, position)
+    options.py      the settings of a loader, one frozen value
+    randomness.py   random generators borrowed and given back
+    source.py       a dataset read in that order, by torch's DataLoader
+    loader.py       the cursor: what the user iterates, saves and restores
+    batch.py        count, move and split a batch of any shape
+"""
+
+from shoal.data.batch import count, move, split
+from shoal.data.loader import Loader, make
+from shoal.data.options import Options
+from shoal.data.order import Share
+
+__all__ = ["Loader", "Options", "Share", "count", "make", "move", "split"]

@@ -1,0 +1,249 @@
+"""Batches of any shape: how many samples, to a device, into micro-batches.
+
+A batch is a tree of dicts, lists, tuples, named tuples and dataclasses whose leaves are tensors, or
+objects that declare what they are. Lists and tuples of tensors are columns, as torch's
+``default_collate`` makes them: the first dimension of a tensor counts samples.
+
+An object of one's own takes part by any of:
+
+* ``num_samples`` or ``num_graphs`` (an int, as in PyTorch Geometric) or ``__len__``: counted;
+* ``to(device)``: moved;
+* ``batch[start:stop]``: split.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from shoal.data.order import Share, Span, part
+from shoal.errors import BadArgument, UsageError
+
+Rebuild = Callable[[list[Any]], Any]
+
+_SCALARS = (str, bytes, int, float, complex, bool, type(None))
+
+
+def count(batch: Any) -> int:
+    """Samples in a batch: the first dimension of the first tensor, or what an object declares.
+
+    >>> count({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
+    8
+    """
+    found = next(_counts(batch), None)
+    if found is None:
+        found = next(_columns(batch), None)
+    if found is None:
+        raise UsageError(
+            f"cannot tell how many samples are in a batch of type {type(batch).__name__}: it holds"
+            " no tensor; take it from a loader of run.loader, or give it a num_samples attribute"
+            " or a __len__"
+        )
+    return found
+
+
+def move(batch: Any, device: torch.device | str) -> Any:
+    """The same batch on ``device``; what is there already, or has no ``to``, is kept as it is."""
+    where = torch.device(device)
+    # Only towards an accelerator: a copy to the CPU that does not wait is read too early.
+    waits = where.type == "cpu"
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            return node.to(where, non_blocking=not waits)
+        opened = _open(node)
+        if opened is not None:
+            return _mapped(node, opened, moved)
+        to = getattr(node, "to", None)
+        return to(where) if callable(to) else node
+
+    return moved(batch)
+
+
+def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
+    """At most ``parts`` micro-batches, in order, sizes differing by at most one, none empty.
+
+    Numbers, strings and tensors of no dimension are repeated in each. A batch of no samples stays
+    one micro-batch, since its worker must take part in the step all the same.
+
+    Args:
+        batch: what a loader yielded, or any batch.
+        parts: how many to make.
+        rows: samples in the batch, where ``count`` would be wrong.
+    """
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+        raise BadArgument(f"split(parts={parts!r})", "must be an int of at least 1")
+    if parts == 1:
+        return [batch]
+    rows = count(batch) if rows is None else rows
+    if rows <= 1:
+        return [batch]
+    spans = [part(Span(0, rows), Share(index, parts)) for index in range(parts)]
+    return [cut(batch, rows, span) for span in spans if span.size]
+
+
+def cut(batch: Any, rows: int, span: Span) -> Any:
+    """Samples ``span`` of a batch of ``rows``; UsageError when it cannot be cut there."""
+    # A list at the top is a list of columns, unless it holds plain values only: then it is one.
+    flat = isinstance(batch, (list, tuple)) and all(_open(child) is None for child in batch)
+    column = flat and next(_counts(batch), None) is None
+    piece = (_inner if column else _outer)(batch, rows, span)
+    if piece is batch:
+        raise UsageError(
+            f"cannot split a batch of type {type(batch).__name__}: nothing in it has {rows}"
+            " entries, one a sample; collate it into tensors, or do without accumulation"
+        )
+    return piece
+
+
+def _inner(node: Any, rows: int, span: Span) -> Any:
+    """Cut what lies inside a batch: there, a list as long as the batch holds one entry a sample."""
+    plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
+    if plain and len(node) == rows and not _fits(node, rows):
+        return node[span.start : span.stop]
+    return _outer(node, rows, span)
+
+
+def _outer(node: Any, rows: int, span: Span) -> Any:
+    if isinstance(node, Tensor):
+        return _cut_tensor(node, rows, span)
+    if isinstance(node, PackedSequence):
+        return _cut_packed(node, rows, span)
+    if isinstance(node, _SCALARS):
+        return node
+    if _stated(node) is None and (opened := _open(node)) is not None:
+        return _mapped(node, opened, lambda child: _inner(child, rows, span))
+    if hasattr(node, "__getitem__") and _stated(node) == rows:
+        return _sliced(node, span)
+    raise UsageError(
+        f"cannot split a batch with a {type(node).__name__} in it: it does not hold {rows} samples"
+        " that can be sliced; give it __len__ and batch[start:stop], or do without accumulation"
+    )
+
+
+def _cut_tensor(tensor: Tensor, rows: int, span: Span) -> Tensor:
+    if tensor.dim() == 0:
+        return tensor
+    if tensor.size(0) != rows:
+        raise UsageError(
+            f"cannot split a tensor of shape {tuple(tensor.shape)} in a batch of {rows} samples:"
+            " its first dimension must count samples; collate it so, or do without accumulation"
+        )
+    return tensor[span.start : span.stop]
+
+
+def _cut_packed(packed: PackedSequence, rows: int, span: Span) -> PackedSequence:
+    padded, lengths = pad_packed_sequence(packed, batch_first=True)  # (rows, longest, ...)
+    if len(lengths) != rows or not span.size:
+        raise UsageError(
+            f"cannot take {span.size} of {rows} samples out of a PackedSequence of {len(lengths)}"
+        )
+    kept = lengths[span.start : span.stop]
+    ordered = packed.sorted_indices is None
+    return pack_padded_sequence(
+        padded[span.start : span.stop, : int(kept.max())],
+        kept,
+        batch_first=True,
+        enforce_sorted=ordered,
+    )
+
+
+def _sliced(node: Any, span: Span) -> Any:
+    try:
+        return node[span.start : span.stop]
+    except (TypeError, KeyError, IndexError) as error:
+        raise UsageError(
+            f"cannot split a {type(node).__name__}: batch[{span.start}:{span.stop}] raised"
+            f" {error!r}; let its __getitem__ take a slice, or do without accumulation"
+        ) from error
+
+
+def _counts(node: Any) -> Iterator[int]:
+    """What each leaf that counts samples says, in order."""
+    if isinstance(node, Tensor):
+        if node.dim():
+            yield node.size(0)
+    elif isinstance(node, PackedSequence):
+        yield int(node.batch_sizes[0])
+    elif (stated := _stated(node)) is not None:
+        yield stated
+    elif (opened := _open(node)) is not None:
+        for child in opened[0]:
+            yield from _counts(child)
+
+
+def _columns(node: Any) -> Iterator[int]:
+    """Lengths of the lists that hold plain values only, such as a column of text."""
+    opened = _open(node)
+    if opened is None:
+        return
+    children = opened[0]
+    if isinstance(node, (list, tuple)) and all(_open(child) is None for child in children):
+        yield len(children)
+    elif not isinstance(node, (list, tuple)):
+        for child in children:
+            yield from _columns(child)
+
+
+def _stated(node: Any) -> int | None:
+    """Samples that an object of the user's says it holds; a plain container says nothing."""
+    if isinstance(node, (*_SCALARS, type)):
+        return None
+    for name in ("num_samples", "num_graphs"):
+        value = getattr(node, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    if isinstance(node, (Mapping, list, tuple)):
+        return None
+    try:
+        return len(node)
+    except TypeError:
+        return None
+
+
+def _fits(node: Any, rows: int) -> bool:
+    """Every leaf has one entry a sample, so that the node is a list of columns."""
+    said = list(_counts(node))
+    return bool(said) and all(value == rows for value in said)
+
+
+def _open(node: Any) -> tuple[list[Any], Rebuild] | None:
+    """Children of a container and how to make it again; None for a leaf."""
+    if isinstance(node, PackedSequence):
+        return None
+    if isinstance(node, Mapping):
+        keys = list(node)
+        return [node[key] for key in keys], lambda new: _remapped(node, keys, new)
+    if isinstance(node, (list, tuple)):
+        named = hasattr(node, "_fields")
+        return list(node), lambda new: type(node)(*new) if named else type(node)(new)
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        names = [field.name for field in dataclasses.fields(node) if field.init]
+        return (
+            [getattr(node, name) for name in names],
+            lambda new: dataclasses.replace(node, **dict(zip(names, new, strict=True))),
+        )
+    return None
+
+
+def _remapped(node: Mapping[Any, Any], keys: Sequence[Any], new: list[Any]) -> Any:
+    values = dict(zip(keys, new, strict=True))
+    if not isinstance(node, MutableMapping):
+        return type(node)(values)  # type: ignore[call-arg]
+    # A copy keeps what subclasses carry besides their items (default factory, encodings).
+    clone = copy.copy(node)
+    clone.update(values)
+    return clone
+
+
+def _mapped(node: Any, opened: tuple[list[Any], Rebuild], change: Callable[[Any], Any]) -> Any:
+    children, rebuild = opened
+    new = [change(child) for child in children]
+    same = all(before is after for before, after in zip(children, new, strict=True))
+    return node if same else rebuild(new)

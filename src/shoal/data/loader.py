@@ -1,0 +1,168 @@
+"""The loader: a cursor over one global order of samples, the same for any number of workers.
+
+``batch_size`` is global. Worker i takes a contiguous, fair part of each global batch; parts never
+overlap and their union is the batch. The cursor counts global samples, so it can be restored on
+another number of workers, or with another batch size, and goes on in the same order.
+
+A loader is iterated once, all epochs through::
+
+    for batch in loader:            # loader.epoch, loader.mine, loader.total, loader.ids
+        ...
+
+A loop that is left early is taken up by the next one, at the batch after the last one yielded.
+When all epochs are through, another loop is an error rather than silently no training: ask for more
+``epochs``, or call ``reset()`` to begin at epoch 0 in the same order. The one exception is the
+first loop after restoring a finished state: it yields nothing, since nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from shoal.data.options import Options, whole
+from shoal.data.order import ALONE, Share, batch_count
+from shoal.data.reader import Cut
+from shoal.data.source import UNKNOWN, Draw, source
+from shoal.errors import CheckpointMismatch, UsageError
+
+_MUST_AGREE = ("seed", "length", "shuffle")
+
+
+def make(dataset: Any, batch_size: int, *, share: Share = ALONE, **options: Any) -> Loader:
+    """A loader with the fields of `Options` as keyword arguments.
+
+    >>> [batch.tolist() for batch in make(range(5), 2, shuffle=False)]
+    [[0, 1], [2, 3], [4]]
+    """
+    return Loader(dataset, batch_size, share=share, options=Options.named(options))
+
+
+class Loader:
+    """Batches of this worker, and where in the data it stands.
+
+    Attributes:
+        mine: samples in this worker's part of the last batch; 0 means: take part, weigh nothing.
+        total: samples in that whole global batch.
+        last: the very object yielded last; None before the first.
+        ids: dataset indices (map-style) or stream positions of this worker's part.
+        epoch: the epoch of the last batch; after the end, the number of epochs.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        share: Share = ALONE,
+        options: Options | None = None,
+    ) -> None:
+        self.share, self.options = share, options or Options()
+        self.batch_size = whole("batch_size", batch_size, least=1)
+        if batch_size < share.count:
+            raise UsageError(
+                f"batch_size={batch_size} is global and smaller than the {share.count} workers"
+                " that share it: raise batch_size or use fewer workers"
+            )
+        self._source = source(dataset, Cut(batch_size, share, self.options))
+        self._warn_if_one_batch_is_all()
+        self._loops = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the first batch of epoch 0; a running loop goes on from there."""
+        self.mine, self.total = 0, 0
+        self.last: Any = None
+        self.ids: Sequence[int] = ()
+        self._place(0, 0)
+
+    def __len__(self) -> int:
+        """Global batches in all epochs, whatever the cursor; a stream may have no length."""
+        if self._source.length == UNKNOWN:
+            # Not a UsageError: list(loader) asks for a hint, and takes no other error for "none".
+            raise TypeError("a loader over a stream of unknown length has no len()")
+        drops = self.options.drop_last
+        return self.options.epochs * batch_count(
+            self._source.length, self.batch_size, drop_last=drops
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield from the cursor to the end of the last epoch."""
+        if self._ended:
+            raise UsageError(
+                f"all {self.options.epochs} epochs of this loader are through: ask for more with"
+                " epochs=, or call reset() to begin again"
+            )
+        self._loops += 1
+        loop = self._loops
+        while self.epoch < self.options.epochs:
+            self._moved = False
+            for draw in self._source.draws(self.epoch, self._position):
+                self._take(draw)
+                yield draw.batch
+                self._refuse_if_overtaken(loop)
+                if self._moved:
+                    break
+            else:
+                self.epoch, self._position = self.epoch + 1, 0
+        self._ended = True
+
+    def state_dict(self) -> dict[str, int]:
+        """The cursor, in global samples. The batch yielded last counts as consumed."""
+        return {
+            "epoch": self.epoch,
+            "position": self._position,
+            "seed": self.options.seed,
+            "length": self._source.length,
+            "shuffle": int(self.options.shuffle),
+        }
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go to a saved cursor, saved on any number of workers with any batch size."""
+        here = self.state_dict()
+        missing = [name for name in here if name not in state]
+        if missing:
+            raise CheckpointMismatch(f"a loader's state lacks {', '.join(missing)}: {dict(state)}")
+        for name in _MUST_AGREE:
+            if state[name] != here[name]:
+                raise CheckpointMismatch(
+                    f"the loader was saved with {name} {state[name]} and has {here[name]}: the"
+                    " order of samples would differ; pass the same dataset and options as then"
+                )
+        epoch, position, length = state["epoch"], state["position"], state["length"]
+        beyond = length != UNKNOWN and position > length
+        if epoch < 0 or position < 0 or beyond:
+            raise CheckpointMismatch(
+                f"a loader's state points to epoch {epoch}, position {position} of {length} samples"
+            )
+        self._place(epoch, position)
+
+    def _place(self, epoch: int, position: int) -> None:
+        self.epoch: int = epoch
+        self._position: int = position
+        self._moved: bool = True  # a running loop must reopen its source
+        self._ended: bool = False
+
+    def _take(self, draw: Draw) -> None:
+        # The position moves before the yield: a state saved in the loop's body is after this batch.
+        self._position += draw.total
+        self.mine, self.total = len(draw.ids), draw.total
+        self.last, self.ids = draw.batch, draw.ids
+
+    def _refuse_if_overtaken(self, loop: int) -> None:
+        if loop != self._loops:
+            raise UsageError(
+                "another loop over the same loader has begun: a loader has one cursor; make a"
+                " second loader to read the data twice at once"
+            )
+
+    def _warn_if_one_batch_is_all(self) -> None:
+        length = self._source.length
+        if length == UNKNOWN or self.batch_size <= length:
+            return
+        said = f"batch_size={self.batch_size} exceeds the {length} samples of the dataset"
+        if self.options.drop_last:
+            raise UsageError(f"{said}, so drop_last would drop all: lower batch_size")
+        if self.share.index == 0:
+            warnings.warn(f"{said}: every epoch is one batch of {length}", stacklevel=3)

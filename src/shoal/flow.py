@@ -1,0 +1,101 @@
+"""The language of agreement: an algorithm asks (yields), a wire answers (sends).
+
+An algorithm never sees a process group, so one text serves gloo, NCCL, a server, neighbours in a
+graph, the simulator and a unit test. The answer to an ask is always the same kind of thing, whoever
+answers: what the workers taking part say *together*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from torch import Tensor
+
+Add: TypeAlias = Callable[[tuple[Tensor, ...], Tensor, float], None]
+"""``add(parts, into, weight)``: into += weight * what the parts say. Pure but for ``into``, so a
+worker, a server or a hop on the way can run it."""
+
+
+class Mean(NamedTuple):
+    """Ask for the weighted mean over those taking part. The wire may overwrite ``tensor``."""
+
+    tensor: Tensor
+
+
+class Gather(NamedTuple):
+    """Ask for the weighted mean of messages that cannot be summed as they are.
+
+    ``even`` says that every worker's parts have the same sizes, which saves a round.
+    """
+
+    parts: tuple[Tensor, ...]
+    add: Add
+    like: Tensor
+    even: bool = True
+
+
+class Fold(NamedTuple):
+    """Ask to merge pairwise along the route's tree (gTop-k)."""
+
+    parts: tuple[Tensor, ...]
+    merge: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+class Pair(NamedTuple):
+    """Ask one peer to move to our common mean, and for that mean (AD-PSGD)."""
+
+    peer: int
+    parts: tuple[Tensor, ...]
+
+
+class All(NamedTuple):
+    """Several asks in one message; the answer is the tuple of their answers."""
+
+    asks: tuple[Ask, ...]
+
+
+Ask: TypeAlias = "Mean | Gather | Fold | Pair | All"
+
+
+class Agreed(NamedTuple):
+    """What a flow ends with: what all said, what my own message said after loss, what to keep."""
+
+    mean: Tensor
+    mine: Tensor
+    state: Any
+
+
+Result = TypeVar("Result")
+Flow: TypeAlias = Generator[Ask, Any, Agreed]
+
+
+def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Result:
+    """Run a flow to its end, answering every ask at once."""
+    try:
+        ask = next(flow)
+        while True:
+            ask = flow.send(answer(ask))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def together(flows: Iterable[Flow]) -> Generator[Ask, Any, list[Agreed]]:
+    """Run flows in step: their i-th asks travel as one message.
+
+    A flow with fewer asks than its neighbours simply drops out early.
+    """
+    running = list(flows)
+    ends: dict[int, Agreed] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(running)))
+    while answers:
+        asks: dict[int, Ask] = {}
+        for index, answer in answers.items():
+            try:
+                asks[index] = running[index].send(answer)
+            except StopIteration as end:
+                ends[index] = end.value
+        replies = (yield All(tuple(asks.values()))) if asks else ()
+        answers = dict(zip(asks, replies, strict=True))
+    return [ends[index] for index in range(len(running))]

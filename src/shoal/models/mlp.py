@@ -1,0 +1,35 @@
+"""A multi-layer perceptron: the smallest model worth cutting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from shoal.errors import BadArgument
+
+
+class MLP(nn.Sequential):
+    """Flatten, then linear layers with ReLU between them; being a chain, it can be a pipeline."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        if len(widths) < 2 or min(widths) < 1:
+            raise BadArgument(f"MLP({list(widths)})", "needs at least two widths, all positive")
+        layers: list[nn.Module] = [nn.Flatten()]
+        for here, there in pairwise(widths):
+            layers += [nn.Linear(here, there), nn.ReLU()]
+        super().__init__(*layers[:-1])  # no ReLU after the last
+
+    def tensor_plan(self, n: int) -> dict[str, str]:
+        """Columns and rows in turn, so that every second layer ends whole again."""
+        linears = [name for name, m in self.named_children() if isinstance(m, nn.Linear)]
+        plan = {name: "row" if i % 2 else "column" for i, name in enumerate(linears)}
+        if len(linears) % 2:
+            plan[linears[-1]] = "gathered"
+        return plan
+
+
+def mlp(inputs: int, outputs: int, *, width: int = 64, layers: int = 2) -> MLP:
+    """An :class:`MLP` with ``layers`` linear layers, ``width`` features between them."""
+    return MLP([inputs, *[width] * (layers - 1), outputs])

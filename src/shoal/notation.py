@@ -1,0 +1,104 @@
+"""How values are written: sizes in bytes, and calls inside one line of text."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.errors import BadArgument, UnknownName, UsageError
+
+UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
+LONGEST = 2000  # characters of a strategy; longer is a mistake or an attack
+
+
+def nbytes_text(nbytes: int) -> str:
+    """Write a size as it is typed: ``25MB``, ``512KB``, ``1``."""
+    for unit, factor in reversed(UNITS.items()):
+        if nbytes and nbytes % factor == 0:
+            return f"{nbytes // factor}{unit}"
+    return str(nbytes)
+
+
+def check_nbytes(call: str, nbytes: object) -> None:
+    """Refuse what is not a size."""
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 1 <= nbytes <= 2**40:
+        raise BadArgument(f"{call}({nbytes})", "a size in bytes from 1 up, for example 25MB")
+
+
+def split(text: str) -> list[str]:
+    """Cut at the commas that stand outside all brackets."""
+    if len(text) > LONGEST:
+        raise UsageError(f"a strategy of {len(text)} characters: the longest taken is {LONGEST}")
+    items, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            items.append(text[start:index])
+            start = index + 1
+    items.append(text[start:])
+    return [item.strip() for item in items if item.strip()]
+
+
+def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
+    """Evaluate ``name`` or ``name(arguments)`` with the functions known, and nothing else."""
+    sized = re.sub(
+        r"\b(\d+)\s*(KB|MB|GB)\b", lambda m: str(int(m[1]) * UNITS[m[2]]), text, flags=re.ASCII
+    )
+    try:
+        tree = ast.parse(sized.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UsageError(f"cannot read {text!r}: write names or calls, as in topk(0.01)") from None
+    return _value(tree, known, kind, outermost=True)
+
+
+def _value(
+    node: ast.expr, known: Mapping[str, Callable[..., Any]], kind: str, *, outermost: bool = False
+) -> Any:
+    match node:
+        case ast.Name(id=name) if name in known:
+            return _made(name, known[name], [], {})
+        case ast.Name(id=name) if not outermost:
+            return float("inf") if name == "inf" else name
+        case ast.Call(func=ast.Name(id=name)):
+            if name not in known:
+                raise UnknownName(kind, name, known)
+            near = _same_axis(known[name], known)
+            args = [_value(a, near, kind) for a in node.args]
+            words = {k.arg: _value(k.value, near, kind) for k in node.keywords if k.arg}
+            return _made(name, known[name], args, words)
+        case ast.Name(id=name):
+            raise UnknownName(kind, name, known)
+        case ast.BinOp(op=ast.Mult(), left=left, right=right):
+            pair = (_value(side, known, kind, outermost=outermost) for side in (left, right))
+            return _product(*pair, text=ast.unparse(node))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Constant(value=int() | float() | str() as constant) if not outermost:
+            return constant
+        case _:
+            raise UsageError(f"cannot read {ast.unparse(node)!r}: write names or calls")
+
+
+def _same_axis(
+    function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    """Names inside a call mean its own axis: gossip(ring) is a graph, not the route."""
+    home = function.__module__.rpartition(".")[0]
+    return {n: f for n, f in known.items() if f.__module__.rpartition(".")[0] == home}
+
+
+def _product(left: Any, right: Any, text: str) -> Any:
+    try:
+        return left * right
+    except TypeError:
+        raise UsageError(f"cannot read {text!r}: only ways to cut multiply") from None
+
+
+def _made(name: str, function: Callable[..., Any], args: list[Any], words: dict[str, Any]) -> Any:
+    try:
+        return function(*args, **words)
+    except TypeError as error:
+        why = str(error).replace(f"{function.__name__}()", "it")
+        raise BadArgument(f"{name}({', '.join(map(str, args))})", why) from None

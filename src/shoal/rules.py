@@ -1,0 +1,210 @@
+"""What cannot be combined, why, and what to do instead.
+
+Rules decide on declared facts (traits, degrees, staleness), never on names: n methods need n
+declarations, not n² checks. The same rules prune the planner, make the docs' table and the
+messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.axes.compression import Trait
+from shoal.errors import Conflict
+
+if TYPE_CHECKING:
+    from shoal.strategy import Strategy
+
+    Rule = Callable[[Strategy], Iterator[Conflict]]
+
+
+class Facts(NamedTuple):
+    """What is known once workers, model and optimizer are there."""
+
+    ranks: int
+    clips: bool = False
+    skips: bool = False  # a step with inf or NaN is left out
+    closure: bool = False  # the optimizer asks for a closure (LBFGS)
+    models: int = 1
+
+
+def can_overlap(s: Strategy) -> bool:
+    """Whether gradients are what is sent, and backward is ours to hook into."""
+    whole = not s.partition.cuts
+    return whole and sends_gradients(s)
+
+
+def sends_gradients(s: Strategy) -> bool:
+    """Whether every step ends in one agreement of all on the gradient."""
+    every = s.synchrony.period == 1 and s.synchrony.waits
+    return every and s.coordination.sends == "gradient"
+
+
+def conflicts(s: Strategy) -> list[Conflict]:
+    """All conflicts of a strategy."""
+    return [conflict for rule in RULES for conflict in rule(s)]
+
+
+def _collective_waits(s: Strategy) -> Iterator[Conflict]:
+    if s.coordination.via == "collective" and not s.synchrony.waits:
+        yield Conflict(
+            f"{s.coordination} x {s.synchrony}",
+            "a collective ends only when every worker has entered it",
+            "parameter_server with ssp or asp, gossip with asp, or local(h)",
+        )
+
+
+def _peers_have_no_clock(s: Strategy) -> Iterator[Conflict]:
+    bounded = not s.synchrony.waits and not s.synchrony.free
+    if s.coordination.via == "peers" and bounded:
+        yield Conflict(
+            f"{s.coordination} x {s.synchrony}",
+            "nobody among peers holds the slowest worker's clock",
+            "bsp or asp, or parameter_server",
+        )
+
+
+def _gossip_is_exact(s: Strategy) -> Iterator[Conflict]:
+    if s.coordination.sends == "parameter" and Trait.LOSSLESS not in s.compression.traits:
+        yield Conflict(
+            f"{s.coordination} x {s.compression}",
+            "it would damage the model itself, not an update of it",
+            "exact",
+        )
+
+
+def _nothing_to_overlap(s: Strategy) -> Iterator[Conflict]:
+    if not s.scheduling.overlaps or can_overlap(s):
+        return
+    if s.partition.cuts:
+        why = "inside a cut replica torch orders the traffic; replicas agree after backward"
+    elif s.synchrony.period > 1:
+        why = "the exchange comes after the step: there is no backward to overlap"
+    elif s.coordination.sends == "parameter":
+        why = "parameters travel, and they do from the start of the step"
+    else:
+        why = "a worker pushes once, after backward, and waits for no one"
+    yield Conflict(f"{s.scheduling} x {s.coordination}, {s.synchrony}", why, "fifo")
+
+
+def _slices_need_sliceable(s: Strategy) -> Iterator[Conflict]:
+    if Trait.SLICEABLE in s.compression.traits:
+        return
+    if s.scheduling.slices:
+        yield Conflict(
+            f"{s.compression} x {s.scheduling}",
+            "it needs whole matrices, and slices cut them",
+            "wfbp or fifo; or topk, cast",
+        )
+    if s.partition.shard > 1:
+        yield Conflict(
+            f"{s.compression} x shard({s.partition.shard})",
+            "it needs whole matrices, and shards are pieces of them",
+            "topk or cast; or tensor, pipe or data instead of shard",
+        )
+
+
+def _one_message_a_push(s: Strategy) -> Iterator[Conflict]:
+    pushes = s.coordination.via == "server" and not s.synchrony.waits
+    if pushes and Trait.ONE_SHOT not in s.compression.traits:
+        yield Conflict(
+            f"{s.compression} x {s.coordination}, {s.synchrony}",
+            "a push is one message, and it asks twice",
+            "a compressor of one ask, such as topk or cast",
+        )
+
+
+def _route_without_effect(s: Strategy) -> Iterator[Conflict]:
+    if s.collectives.rounds is None:
+        return
+    if s.coordination.via != "collective":
+        why, instead = "no collective runs, so a route has no effect", "native"
+    elif Trait.SUMS not in s.compression.traits:
+        why, instead = "a route carries sums, and this compressor gathers", "native, or cast"
+    else:
+        return
+    yield Conflict(f"{s.collectives} x {s.coordination}, {s.compression}", why, instead)
+
+
+def _cut_replicas_use_collectives(s: Strategy) -> Iterator[Conflict]:
+    if s.partition.cuts and s.coordination.via != "collective":
+        yield Conflict(
+            f"{s.partition} x {s.coordination}",
+            "a replica spread over ranks has no single voice towards servers or peers",
+            "all_reduce, with bsp or local(h)",
+        )
+
+
+def _alone_there_is_nothing_to_agree(s: Strategy) -> Iterator[Conflict]:
+    null = (s.coordination.via, s.synchrony.period, s.compression.name) == (
+        "collective",
+        1,
+        "exact",
+    )
+    if s.partition.data == 1 and not (null and s.synchrony.waits and s.collectives.rounds is None):
+        yield Conflict(
+            f"{s.partition} x {s.coordination}, {s.synchrony}, {s.compression}, {s.collectives}",
+            "one replica has no peer to agree with",
+            "data(2) or more, or leave the other answers out",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    _collective_waits,
+    _peers_have_no_clock,
+    _gossip_is_exact,
+    _nothing_to_overlap,
+    _slices_need_sliceable,
+    _one_message_a_push,
+    _route_without_effect,
+    _cut_replicas_use_collectives,
+    _alone_there_is_nothing_to_agree,
+)
+
+
+def bound_conflicts(s: Strategy, facts: Facts) -> list[Conflict]:
+    """Conflicts that only show with workers, model and optimizer at hand."""
+    found = []
+    if s.scheduling.early and facts.clips:
+        why = "the next forward starts before all gradients are known, and the norm needs them all"
+        found.append(Conflict(f"{s.scheduling} x clip", why, "wfbp, or no clipping"))
+    if s.scheduling.early and facts.skips:
+        why = "a step can be skipped only before any of its updates ran"
+        found.append(Conflict(f"{s.scheduling} x nonfinite='skip'", why, "wfbp, or 'stop'"))
+    if facts.closure and not (sends_gradients(s) and Trait.LOSSLESS in s.compression.traits):
+        why = "a closure is called several times a step and needs exact gradients each time"
+        found.append(Conflict(f"closure x {s.synchrony}, {s.compression}", why, "exact with bsp"))
+    if facts.closure and (s.scheduling.early or s.partition.cuts):
+        why = "the whole update happens inside the optimizer's own step"
+        found.append(Conflict(f"closure x {s.partition}, {s.scheduling}", why, "data with wfbp"))
+    if facts.models > 1 and (s.partition.cuts or s.coordination.via == "server"):
+        why = "several models are stepped by the user's own loop"
+        found.append(
+            Conflict(
+                f"{facts.models} models x {s.partition}, {s.coordination}",
+                why,
+                "data with all_reduce or gossip",
+            )
+        )
+    return found
+
+
+def advice(s: Strategy) -> tuple[str, ...]:
+    """Legal but unwise: logged and shown, never raised."""
+    told = []
+    bare = (
+        Trait.CONTRACTIVE in s.compression.traits and Trait.CONSERVING not in s.compression.traits
+    )
+    if bare and Trait.ELEMENTWISE not in s.compression.traits:
+        told.append(
+            f"{s.compression} forgets what it does not send: "
+            f"error_feedback({s.compression}) converges better"
+        )
+    if s.synchrony.free:
+        told.append("asp bounds nothing: lower the learning rate, or use ssp(3)")
+    if s.synchrony.period > 64:
+        told.append(f"{s.synchrony}: replicas drift apart over so many steps; try local(16)")
+    if s.scheduling.name == "fifo" and can_overlap(s):
+        told.append("fifo leaves the link idle during backward: wfbp overlaps them")
+    return tuple(told)

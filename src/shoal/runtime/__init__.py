@@ -1,0 +1,1 @@
+"""What happens in a training process: joining, exchanging, stepping, launching."""

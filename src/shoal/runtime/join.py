@@ -1,0 +1,277 @@
+"""Join the other workers of a run: who am I, who is there, and do we agree what we train.
+
+The same call serves ``shoal run``, torchrun, Slurm and plain ``python train.py`` (one worker, no
+process group at all). Whoever hosts the store, every start of a run has its own key prefix, so a
+restarted worker never reads what a dead one wrote.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from shoal.errors import ExchangeTimeout, LayoutMismatch, UsageError
+from shoal.runtime.alarm import Alarm, install
+from shoal.runtime.launcher import contract
+from shoal.runtime.launcher.contract import Seat, read_seat, read_seconds
+from shoal.runtime.launcher.interfaces import gloo_choice, wrong_interface
+from shoal.runtime.launcher.meeting import as_fault, meet, turn
+
+log = logging.getLogger("shoal")
+
+DEFAULT_SECONDS = 300.0
+LEAVE_SECONDS = 10.0
+LINGER_SECONDS = 0.6
+
+
+@dataclass(frozen=True)
+class World:
+    """One worker's view of its run."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    backend: str
+    store: Store | None
+    generation: int = 0
+    run_id: str = "none"
+    seconds: float = DEFAULT_SECONDS
+    token: str = field(default="", repr=False)
+    role: str = "worker"
+    workers: int = 1
+    servers: int = 0
+    alarm: Alarm | None = field(default=None, repr=False, compare=False)
+    close: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the worker that talks and writes."""
+        return self.rank == 0 and self.role == "worker"
+
+
+_joined: list[World] = []
+
+
+def join(*, backend: str | None = None, seconds: float | None = None) -> World:
+    """Meet the other workers; a second call returns the same world.
+
+    Args:
+        backend: ``gloo`` or ``nccl``; by default nccl where every local worker has a GPU.
+        seconds: how long an exchange may take before it is given up.
+
+    Raises:
+        UsageError: the environment is wrong, or this rank is already taken.
+        ExchangeTimeout: somebody did not come within SHOAL_JOIN_SECONDS; named.
+    """
+    if _joined:
+        return _joined[-1]
+    if os.environ.get("GLOO_DEVICE_TRANSPORT") == "":
+        del os.environ["GLOO_DEVICE_TRANSPORT"]  # set but empty makes gloo fail
+    limit = seconds if seconds is not None else read_seconds(contract.TIMEOUT, DEFAULT_SECONDS)
+    if not 0 < limit < float("inf"):
+        raise UsageError(f"join(seconds={seconds}): seconds must be positive and finite")
+    seat = read_seat()
+    if dist.is_initialized():
+        world = _adopt(seat, limit)
+    elif seat is None:
+        world = World(0, 1, 0, 1, *_alone(), store=None, seconds=limit)
+    else:
+        world = _meet(seat, backend or os.environ.get(contract.BACKEND) or None, limit)
+    _mark(world)
+    hosts = seat is not None and not seat.hosted and world.rank == 0 and world.size > 1
+    install(world, linger_seconds=LINGER_SECONDS if hosts else 0.0)
+    _joined.append(world)
+    atexit.register(leave, world)
+    return world
+
+
+def leave(world: World) -> None:
+    """Take leave: stop the alarm, drop the process group if join made it."""
+    if world not in _joined:
+        return
+    _joined.remove(world)
+    atexit.unregister(leave)
+    if world.close is not None:
+        world.close()
+
+
+def _alone() -> tuple[torch.device, str]:
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device()), "none"
+    return torch.device("cpu"), "none"
+
+
+def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
+    device, chosen = _choose(seat, backend)
+    if seat.size == 1 and seat.servers == 0:
+        return World(0, 1, 0, 1, device, "none", None, seat.generation, seat.run_id, seconds)
+    gloo_choice()  # raises when GLOO_SOCKET_IFNAME names nothing
+    why = wrong_interface(seat.host) if seat.size > seat.local_size else None
+    if why and chosen == "gloo":
+        log.warning(why)
+    store = meet(seat, seconds)
+    if seat.role == "worker" and seat.size > 1:
+        _init_group(chosen, device, PrefixStore("group", store), seat, seconds)
+    else:
+        chosen = "none"
+    alarm = Alarm(store, seat.rank, seat.size) if seat.role == "worker" else None
+    if alarm is not None:
+        alarm.start()
+    return World(
+        seat.rank, seat.size, seat.local_rank, seat.local_size, device, chosen, store,
+        seat.generation, seat.run_id, seconds, seat.token, seat.role, seat.workers,
+        seat.servers, alarm, close=_closer(seat, store, alarm),
+    )  # fmt: skip
+
+
+def _choose(seat: Seat, backend: str | None) -> tuple[torch.device, str]:
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if backend not in (None, "gloo", "nccl"):
+        raise UsageError(f"backend {backend!r} is not known: gloo (any machine) or nccl (NVIDIA)")
+    if backend == "nccl" and cards < seat.local_size:
+        raise UsageError(
+            f"backend nccl needs a GPU for each of {seat.local_size} local workers, "
+            f"but there are {cards}; use --backend gloo"
+        )
+    if cards == 0 or backend == "gloo" or seat.role == "server":
+        return torch.device("cpu"), "gloo"
+    if cards < seat.local_size:
+        log.warning("%d GPUs for %d local workers: using the CPU and gloo", cards, seat.local_size)
+        return torch.device("cpu"), "gloo"
+    torch.cuda.set_device(seat.local_rank)
+    return torch.device("cuda", seat.local_rank), "nccl"
+
+
+def _init_group(
+    backend: str, device: torch.device, store: Store, seat: Seat, seconds: float
+) -> None:
+    both = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+    with as_fault(f"making the {backend} process group"):
+        dist.init_process_group(
+            both, store=store, rank=seat.rank, world_size=seat.size,
+            timeout=timedelta(seconds=seconds),
+        )  # fmt: skip
+
+
+def _adopt(seat: Seat | None, seconds: float) -> World:
+    """Use a process group that the script has made itself; it stays the script's."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    base = dist.distributed_c10d._get_default_store()
+    run_id = seat.run_id if seat else "none"
+    generation = seat.generation if seat else 0
+    store = PrefixStore(f"{contract.prefix(run_id, '', generation)}/{turn()}", base)
+    alarm = Alarm(store, rank, size)
+    alarm.start()
+    backend = dist.get_backend()
+    device = torch.device("cpu")
+    if "nccl" in backend:
+        device = torch.device("cuda", torch.cuda.current_device())
+    local = (seat.local_rank, seat.local_size) if seat else (rank, size)
+    return World(
+        rank, size, *local, device, backend, store, generation, run_id, seconds,
+        workers=size, alarm=alarm, close=alarm.stop,
+    )  # fmt: skip
+
+
+def _closer(seat: Seat, store: Store, alarm: Alarm | None) -> Callable[[], None]:
+    """What leaving means for a group that join made."""
+
+    def close() -> None:
+        failed = alarm is not None and alarm.failure is not None
+        if alarm is not None:
+            alarm.stop()
+        with suppress(dist.DistError, RuntimeError):  # the host of the store may have gone first
+            store.set(f"left/{seat.key}", "1")
+            if seat.rank == 0 and not seat.hosted and not failed:
+                _see_off(store, seat.size)
+        if not failed and dist.is_initialized():  # else it would wait for what cannot end
+            dist.destroy_process_group()
+
+    return close
+
+
+def _see_off(store: Store, size: int) -> None:
+    """Keep the store open until the others have left it."""
+    end = time.monotonic() + LEAVE_SECONDS
+    keys = [f"left/{rank}" for rank in range(size)]
+    while time.monotonic() < end and not store.check(keys) and not store.check(["alarm/bell"]):
+        time.sleep(0.02)
+
+
+def _mark(world: World) -> None:
+    """Tell the launcher that this script did join."""
+    directory = os.environ.get(contract.DIRECTORY)
+    if directory:
+        name = f"joined-{world.rank}" if world.role == "worker" else f"joined-server-{world.rank}"
+        with suppress(OSError):
+            Path(directory, name).touch()
+
+
+def agree_layout(world: World, facts: Mapping[str, str]) -> None:
+    """Raise on every rank when one of them was given another model, optimizer or learning rate.
+
+    Goes through the store: gloo would abort the process on a shape that differs.
+
+    Args:
+        world: from :func:`join`.
+        facts: what must be equal, by name; compared in order.
+
+    Raises:
+        LayoutMismatch: names two ranks, the first differing fact and both values.
+    """
+    if world.store is None or world.size == 1:
+        return
+    store = PrefixStore(f"layout/{turn()}", world.store)
+    text = json.dumps(dict(facts))
+    store.set(f"hash/{world.rank}", hashlib.sha256(text.encode()).hexdigest())
+    store.set(f"facts/{world.rank}", text)
+    _await_keys(world, store, [f"hash/{rank}" for rank in range(world.size)])
+    hashes = [store.get(f"hash/{rank}") for rank in range(world.size)]
+    other = next((rank for rank, told in enumerate(hashes) if told != hashes[0]), None)
+    if other is not None:
+        _await_keys(world, store, ["facts/0", f"facts/{other}"])
+        first, second = (json.loads(store.get(f"facts/{rank}")) for rank in (0, other))
+        raise LayoutMismatch(_difference(first, second, other))
+
+
+def _await_keys(world: World, store: Store, keys: list[str]) -> None:
+    end = time.monotonic() + world.seconds
+    while not store.check(keys):
+        if world.alarm is not None and (failure := world.alarm.heard()) is not None:
+            raise failure.as_error()
+        if time.monotonic() > end:
+            missing = [key.split("/")[1] for key in keys if not store.check([key])]
+            raise ExchangeTimeout(
+                f"agreeing on the model did not end within {world.seconds:g} s: "
+                f"rank {', '.join(missing)} missing; does every rank call distribute?"
+            )
+        time.sleep(0.01)
+
+
+def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> str:
+    absent = object()
+    for key in (*first, *(key for key in second if key not in first)):
+        here, there = first.get(key, absent), second.get(key, absent)
+        if here != there:
+            told = ["nothing" if value is absent else str(value) for value in (here, there)]
+            return (
+                f"rank 0 and rank {other} differ in {key}: {told[0]} on rank 0, {told[1]} on "
+                f"rank {other}; every rank must build the same model and optimizer"
+            )
+    return f"rank 0 and rank {other} name the same facts in another order"

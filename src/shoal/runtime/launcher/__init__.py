@@ -1,0 +1,1 @@
+"""How worker processes are started, watched and stopped; nothing here imports torch at load."""

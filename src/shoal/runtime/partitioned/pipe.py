@@ -1,0 +1,172 @@
+"""One step of a pipeline: micro-batches through torch's schedules, losses weighted exactly.
+
+Shapes are worked out beforehand on the blueprint, so torch never sends pickled descriptions.
+Micro-batches of one shape go through the schedule together; another shape (the last of an uneven
+batch) makes a pass of its own, and the gradients add up.
+
+References:
+    Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019.
+    Narayanan et al., `Megatron-LM <https://arxiv.org/abs/2104.04473>`_, 2021: 1F1B, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from shoal.errors import BadArgument, UnknownName
+from shoal.runtime.partitioned.stages import Blueprint, Passed, Stage, as_passed
+
+ScheduleName = Literal["1f1b", "gpipe"]
+Loss = Callable[[Any, Any], Tensor]
+SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+KEPT = 4  # schedules of different shapes whose buffers are kept
+
+
+class Pipeline:
+    """This rank's stage, and the others of its replica behind it.
+
+    Args:
+        stage: the submodules of this rank.
+        blueprint: the whole model, for shapes.
+        mesh: the ``pp`` axis.
+        schedule: ``1f1b`` (a stage holds at most n activations) or ``gpipe`` (all forwards first).
+            The gradients are the same. Fewer micro-batches than stages always go by gpipe.
+    """
+
+    def __init__(
+        self, stage: Stage, blueprint: Blueprint, *, mesh: DeviceMesh, schedule: str = "1f1b"
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise UnknownName("pipeline schedule", schedule, SCHEDULES)
+        self.stage, self.blueprint, self.schedule = stage, blueprint, schedule
+        self.group = mesh.get_group()
+        self.index, self.count = mesh.get_local_rank(), mesh.size()
+        self.device = torch.device(
+            mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None
+        )
+        self._kept: dict[Any, tuple[Any, _Losses]] = {}
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the loss is computed here."""
+        return self.index == self.count - 1
+
+    def forward_backward(
+        self,
+        micro_batches: Sequence[Tensor | Passed],
+        targets: Sequence[Any],
+        loss_fn: Loss,
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> Tensor:
+        """Forward and backward of all micro-batches; gradients add to what is there.
+
+        Args:
+            micro_batches: inputs, the same on all stages: their shapes are needed everywhere.
+            targets: one for each micro-batch, of any type; used on the last stage.
+            loss_fn: (output, target) -> scalar, the mean over its samples.
+            weights: factor of each loss; by default its share of the samples, so that the sum is
+                the mean over all.
+
+        Returns:
+            The weighted sum of the losses, in float64, the same on every stage.
+        """
+        inputs = [as_passed(micro) for micro in micro_batches]
+        if not inputs or len(inputs) != len(targets):
+            why = f"{len(inputs)} micro-batches and {len(targets)} targets; give as many of each"
+            raise BadArgument("forward_backward", why)
+        samples = [len(micro[0]) for micro in inputs]
+        factors = weights or [n / sum(samples) for n in samples]
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for shape, found in groupby(range(len(inputs)), key=lambda i: _shape(inputs[i])):
+            chosen = list(found)
+            schedule, losses = self._prepared((shape, len(chosen)), inputs[chosen[0]])
+            losses.set(loss_fn, [targets[i] for i in chosen], [factors[i] for i in chosen])
+            total += self._pass(schedule, [inputs[i] for i in chosen])
+        dist.broadcast(total, group=self.group, group_src=self.count - 1)
+        return total
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor | Passed) -> Any:
+        """The output of the whole model, on every stage; for evaluation."""
+        given = as_passed(inputs)
+        passed = self.blueprint.passed(given)
+        self._announce(passed[self.index + 1])
+        here = given if self.index == 0 else self._empty(passed[self.index])
+        if self.index > 0:
+            for tensor in here:
+                dist.recv(tensor, group=self.group, group_src=self.index - 1)
+        out = as_passed(self.stage(*here))
+        if not self.is_last:
+            for tensor in out:
+                dist.send(tensor.contiguous(), group=self.group, group_dst=self.index + 1)
+            out = self._empty(passed[-1])
+        out = tuple(tensor.contiguous() for tensor in out)
+        for tensor in out:
+            dist.broadcast(tensor, group=self.group, group_src=self.count - 1)
+        return out if len(out) > 1 else out[0]
+
+    def _pass(self, schedule: Any, inputs: list[Passed]) -> Tensor:
+        whole = [torch.cat(parts) for parts in zip(*inputs, strict=True)] if not self.index else []
+        # the target is the number of the micro-batch: the real ones may be of any type
+        target = torch.arange(len(inputs)) if self.is_last else None
+        losses: list[Tensor] = []
+        schedule.step(*whole, target=target, losses=losses, return_outputs=False)
+        if not losses:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        return torch.stack([loss.detach() for loss in losses]).sum().double()
+
+    def _prepared(self, key: Any, example: Passed) -> tuple[Any, _Losses]:
+        if key not in self._kept:
+            if len(self._kept) == KEPT:  # all stages see the same shapes, so drop the same
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = self._build(example, count=key[1])
+        schedule, losses = self._kept[key]
+        self._announce(schedule._stage_outputs)
+        return schedule, losses
+
+    def _build(self, example: Passed, *, count: int) -> tuple[Any, _Losses]:
+        passed = self.blueprint.passed(example)
+        stage = PipelineStage(
+            self.stage,
+            self.index,
+            self.count,
+            self.device,
+            input_args=passed[self.index],
+            output_args=passed[self.index + 1],
+            group=self.group,
+        )
+        losses = _Losses()
+        kind = SCHEDULES["gpipe" if count < self.count else self.schedule]
+        schedule = kind(stage, count, loss_fn=losses, scale_grads=False)
+        schedule._stage_outputs = passed[self.index + 1]
+        return schedule, losses
+
+    def _announce(self, outputs: Passed) -> None:
+        self.stage.dtypes = tuple(t.dtype for t in outputs)
+
+    def _empty(self, like: Passed) -> Passed:
+        return tuple(torch.empty_like(t, device=self.device, requires_grad=False) for t in like)
+
+
+class _Losses:
+    """What torch's schedule calls for the loss: finds target and weight by micro-batch number."""
+
+    def set(self, loss_fn: Loss, targets: list[Any], weights: list[float]) -> None:
+        self.loss_fn, self.targets, self.weights = loss_fn, targets, weights
+
+    def __call__(self, output: Any, number: Tensor) -> Tensor:
+        i = int(number)
+        return self.loss_fn(output, self.targets[i]) * self.weights[i]
+
+
+def _shape(passed: Passed) -> tuple[Any, ...]:
+    return tuple((tuple(t.shape), t.dtype) for t in passed)

@@ -1,0 +1,49 @@
+"""``shard=n``: parameters, gradients and optimizer state cut over n ranks, by FSDP2 (ZeRO-3).
+
+Each rank computes on samples of its own; FSDP2 gathers a block's parameters before they are used
+and leaves every rank its part of the mean gradient.
+
+References:
+    Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020.
+    Zhao et al., `PyTorch FSDP <https://arxiv.org/abs/2304.11277>`_, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def cut(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard each block of ``model`` and then the rest, in place."""
+    for block in list(blocks(model)):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """What is gathered as one: the members of the outermost lists and sequences.
+
+    A member that shares a parameter with the rest of the model is left to the root: two gathers
+    would hold two versions of it.
+    """
+    uses: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    for block in _members(model):
+        own = [id(p) for _, p in block.named_parameters(remove_duplicate=False)]
+        if own and all(uses[key] == own.count(key) for key in own):
+            yield block
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(module, CONTAINERS) and not isinstance(child, CONTAINERS):
+            yield child
+        else:
+            yield from _members(child)

@@ -1,0 +1,95 @@
+"""The whole model again: gathered for evaluation and export, and measured for clipping.
+
+Everything here is collective: all ranks of a replica call it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from shoal.errors import CheckpointMismatch
+from shoal.runtime.partitioned.place import Placed, local
+
+
+@torch.no_grad()
+def full_state(placed: Placed) -> dict[str, Tensor]:
+    """Parameters and buffers of the whole model by name, as plain tensors, on every rank."""
+    mine = placed.model.state_dict()
+    pp = placed.mesh["pp"]
+    full: dict[str, Tensor] = {}
+    for name, stage, shape, dtype in placed.entries:
+        if stage == pp.get_local_rank():
+            value = mine[name]
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            full[name] = whole.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            full[name] = torch.empty(shape, dtype=dtype, device=placed.mesh.device_type)
+        if pp.size() > 1:
+            dist.broadcast(full[name], group=pp.get_group(), group_src=stage)
+    return full
+
+
+@torch.no_grad()
+def load_full(placed: Placed, state: Mapping[str, Tensor]) -> None:
+    """Put a whole model's state, equal on all ranks, into the parts; with no traffic."""
+    wanted, given = {entry.name for entry in placed.entries}, set(state)
+    if wanted != given:
+        raise CheckpointMismatch(
+            f"state of another model: missing {sorted(wanted - given)[:3]}, unknown"
+            f" {sorted(given - wanted)[:3]}; give the state of the model that was cut"
+        )
+    for name, value in placed.model.state_dict().items():
+        if isinstance(value, DTensor):
+            whole = state[name].to(value.device)
+            part = distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None)
+            local(value).copy_(local(part))
+        else:
+            value.copy_(state[name])
+
+
+@torch.no_grad()
+def global_norm(placed: Placed) -> Tensor:
+    """Euclidean norm of all gradients of the replica, the same on each of its ranks, in float64.
+
+    torch's ``clip_grad_norm_`` cannot take the tensors of a model that is cut only in places, nor
+    see other stages. Squares are summed here by the axes a gradient is cut over: nothing, shards,
+    tensor, both; each kind is added up over its axes, and then over the pipeline.
+    """
+    squares = torch.zeros(2, 2, dtype=torch.float64, device=placed.mesh.device_type)
+    for parameter in placed.model.parameters():
+        if (grad := parameter.grad) is not None:
+            cut = _axes(grad)
+            square = local(grad).double().square().sum()
+            squares["dp_shard" in cut, "tp" in cut] += square
+    for axis, kinds in (("dp_shard", squares[1]), ("tp", squares[:, 1].contiguous())):
+        if placed.mesh[axis].size() > 1:
+            dist.all_reduce(kinds, group=placed.mesh[axis].get_group())
+        if axis == "tp":
+            squares[:, 1] = kinds
+    total = squares.sum()
+    if placed.mesh["pp"].size() > 1:
+        dist.all_reduce(total, group=placed.mesh["pp"].get_group())
+    return total.sqrt()
+
+
+@torch.no_grad()
+def clip(placed: Placed, max_norm: float) -> Tensor:
+    """Scale all gradients so that their global norm is at most ``max_norm``; returns the norm."""
+    norm = global_norm(placed)
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's own formula
+    for grad in placed.local_gradients().values():
+        grad.mul_(scale.to(grad.dtype))
+    return norm
+
+
+def _axes(grad: Tensor) -> set[str]:
+    """The mesh axes over which this gradient is cut, not copied."""
+    if not isinstance(grad, DTensor):
+        return set()
+    names = grad.device_mesh.mesh_dim_names or ()
+    return {name for name, p in zip(names, grad.placements, strict=True) if p.is_shard()}

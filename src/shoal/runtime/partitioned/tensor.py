@@ -1,0 +1,149 @@
+"""``tensor=n``: linear layers cut by columns and rows, as the model's plan says.
+
+What no pattern names (norms, positions) stays whole on each tensor rank. Such parameters get equal
+gradients on all of them, because activations between a row and the next column are whole.
+Dropout on those activations must draw alike: seed the tensor ranks of a replica alike.
+
+References:
+    Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import cast
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from shoal.errors import UnknownName, UsageError
+
+# Hugging Face's words for the same
+ALIASES = {
+    "colwise": "column",
+    "rowwise": "row",
+    "colwise_rep": "gathered",
+    "colwise_gather_output": "gathered",
+    "embedding_rowwise": "vocab",
+}
+STYLES = ("column", "row", "gathered", "vocab")
+
+
+def plan(model: nn.Module, n: int) -> dict[str, str]:
+    """Module name to style, patterns resolved and every cut found possible."""
+    patterns = _declared(model, n)
+    named: dict[str, str] = {}
+    for pattern, word in patterns.items():
+        style = ALIASES.get(word, word)
+        if style not in STYLES:
+            raise UnknownName("tensor style", word, STYLES)
+        found = [name for name, _ in model.named_modules() if _matches(name, pattern)]
+        if not found:
+            raise UsageError(
+                f"tensor={n}: because the plan of {type(model).__name__} names {pattern!r} and no"
+                f" module is called so; instead: a pattern that matches one"
+            )
+        named |= dict.fromkeys(found, style)
+    for name, style in named.items():
+        _check(name, model.get_submodule(name), style=style, n=n)
+    return named
+
+
+def cut(model: nn.Module, styles: Mapping[str, str], mesh: DeviceMesh) -> None:
+    """Replace the weights of the named modules by this rank's part, in place, with no traffic.
+
+    All ranks must hold equal weights before.
+    """
+    tied = aliases(model)
+    for name, style in styles.items():
+        # src_data_rank=None: everyone cuts what it has, nobody sends
+        parallelize_module(model.get_submodule(name), mesh, _style(style), src_data_rank=None)
+    for first, others in tied.items():
+        _tie(model, first, others)
+
+
+def aliases(model: nn.Module) -> dict[str, list[str]]:
+    """For each tied parameter, its first name and its other names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {same[0]: same[1:] for same in names.values() if len(same) > 1}
+
+
+def _declared(model: nn.Module, n: int) -> Mapping[str, str]:
+    if callable(declared := getattr(model, "tensor_plan", None)):
+        return cast("Mapping[str, str]", declared(n))
+    if declared := getattr(model, "_tp_plan", None):
+        _check_heads(model, n)
+        return cast("Mapping[str, str]", declared)
+    raise UsageError(
+        f"tensor={n}: because {type(model).__name__} does not say how its layers may be cut;"
+        f" instead: give it a method tensor_plan(n) -> {{module name: {' | '.join(STYLES)}}}"
+        f" (see shoal.models), or use shard={n}, which needs no plan"
+    )
+
+
+def _check_heads(model: nn.Module, n: int) -> None:
+    config = getattr(model, "config", None)
+    for field in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, field, None) or 0
+        if heads % n:
+            raise UsageError(
+                f"tensor={n}: because {field}={heads} does not divide by {n}; instead: a tensor"
+                f" degree that divides it, or shard={n}"
+            )
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
+    wanted = nn.Embedding if style == "vocab" else nn.Linear
+    if not isinstance(module, wanted):
+        raise UsageError(
+            f"tensor={n}: because {style!r} cuts {wanted.__name__} and {name} is"
+            f" {type(module).__name__}; instead: leave it out of the plan"
+        )
+    sizes = {"column": "out_features", "row": "in_features"}
+    size = getattr(module, sizes[style]) if style in sizes else 0
+    if size % n:
+        raise UsageError(
+            f"tensor={n}: because the {size} {sizes[style]} of {name} do not divide by {n};"
+            f" instead: a width that does, or another degree"
+        )
+
+
+def _style(style: str) -> ParallelStyle:
+    if style == "column":
+        return ColwiseParallel()
+    if style == "gathered":
+        return ColwiseParallel(output_layouts=Replicate())
+    if style == "row":
+        return RowwiseParallel()
+    return RowwiseParallel(input_layouts=Replicate())
+
+
+def _tie(model: nn.Module, first: str, others: list[str]) -> None:
+    kept = model.get_parameter(first)
+    for name in others:
+        if _placements(kept) != _placements(model.get_parameter(name)):
+            raise UsageError(
+                f"tensor: because {first} and {name} are one parameter that the plan cuts in two"
+                f" ways; instead: styles that cut it alike (vocab and gathered), or untie them"
+            )
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner).register_parameter(leaf, kept)
+
+
+def _placements(parameter: nn.Parameter) -> object:
+    return parameter.placements if isinstance(parameter, DTensor) else None

@@ -1,0 +1,1 @@
+"""Runs that need no hardware: virtual time in, a timeline out."""

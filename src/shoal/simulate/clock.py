@@ -1,0 +1,115 @@
+"""Virtual time: an event queue that jumps from one event to the next and never sleeps.
+
+A process is a generator. It yields seconds to sleep, or an :class:`Event` to wait for, whose value
+it is sent. What is due at the same instant runs in the order in which it was asked for, so a run
+can be repeated exactly::
+
+    >>> clock = Clock()
+    >>> def worker(name, seconds):
+    ...     yield seconds
+    ...     return f"{name} done at {clock.now}"
+    >>> def boss():
+    ...     a, b = clock.start(worker("a", 2.0)), clock.start(worker("b", 1.5))
+    ...     return (yield a), (yield b)
+    >>> both = clock.start(boss())
+    >>> clock.run()
+    2.0
+    >>> both.value
+    ('a done at 2.0', 'b done at 1.5')
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator
+from functools import partial
+from itertools import count
+from typing import Any
+
+from shoal.errors import BadArgument
+
+Process = Generator["float | Event", Any, Any]
+"""Yields seconds or an event; what it returns is the value of the event that ``start`` gave."""
+
+
+class Event:
+    """Something that happens once, with a value; processes may wait for it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: list[Callable[[Any], None]] = []
+        self.happened = False
+        self.value: Any = None
+
+    def fire(self, value: Any = None) -> None:
+        """Let it happen now: those who wait go on at this instant, first come first."""
+        if self.happened:
+            raise BadArgument(f"fire({value!r})", "an event happens once; make another")
+        self.happened, self.value = True, value
+        for resume in self._waiting:
+            self._clock.after(0, partial(resume, value))
+        self._waiting.clear()
+
+    def then(self, fn: Callable[[Any], None]) -> None:
+        """Call ``fn(value)`` when it happens; soon, if it already has."""
+        if self.happened:
+            self._clock.after(0, partial(fn, self.value))
+        else:
+            self._waiting.append(fn)
+
+
+class Clock:
+    """The time of a simulation, in seconds, and all that is still to happen in it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.running = 0
+        """Processes started and not ended: above zero after :meth:`run`, some wait for ever."""
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._turn = count()
+
+    def at(self, time: float, fn: Callable[[], None]) -> None:
+        """Call ``fn`` at that time, which must not have passed."""
+        if not self.now <= time < float("inf"):
+            raise BadArgument(f"at({time})", f"must be finite and not before now ({self.now})")
+        heapq.heappush(self._queue, (time, next(self._turn), fn))
+
+    def after(self, delay: float, fn: Callable[[], None]) -> None:
+        """Call ``fn`` when ``delay`` seconds have passed."""
+        if not 0 <= delay < float("inf"):
+            raise BadArgument(f"after({delay})", "a delay must be finite and >= 0 seconds")
+        self.at(self.now + delay, fn)
+
+    def event(self) -> Event:
+        """An event that has not happened yet."""
+        return Event(self)
+
+    def start(self, process: Process) -> Event:
+        """Start a process at this instant; the event happens when it ends, with what it returns."""
+        ended = self.event()
+        self.running += 1
+        self.after(0, partial(self._resume, process, ended, None))
+        return ended
+
+    def run(self, until: float | None = None) -> float:
+        """Let happen all that is due up to and at ``until`` (None: all); returns the time then."""
+        if until is not None and not self.now <= until:
+            raise BadArgument(f"run(until={until})", f"time has passed: now is {self.now}")
+        while self._queue and (until is None or self._queue[0][0] <= until):
+            self.now, _, fn = heapq.heappop(self._queue)
+            fn()
+        if until is not None:
+            self.now = until
+        return self.now
+
+    def _resume(self, process: Process, ended: Event, value: Any) -> None:
+        try:
+            wanted = process.send(value)
+        except StopIteration as stop:
+            self.running -= 1
+            ended.fire(stop.value)
+            return
+        if isinstance(wanted, Event):
+            wanted.then(partial(self._resume, process, ended))
+        else:
+            self.after(wanted, partial(self._resume, process, ended, None))

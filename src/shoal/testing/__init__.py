@@ -1,0 +1,1 @@
+"""Shipped test tools: lockstep workers, real processes, and the contract every member keeps."""

@@ -1,0 +1,142 @@
+"""Run a function on n real worker processes and collect what each returned.
+
+Workers are forked from a server that has imported torch already, so one costs milliseconds, not
+seconds. Each sees the torchrun environment (RANK, WORLD_SIZE, ...), with the store on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import pickle  # between this process and its own children only
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from typing import Any, NamedTuple
+
+
+class Outcome(NamedTuple):
+    """What became of one worker: its return value, or its traceback, or its signal."""
+
+    value: Any = None
+    error: str | None = None
+    exitcode: int | None = 0
+
+
+class WorkersFailed(AssertionError):
+    """At least one worker raised or died; every outcome is kept."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self.outcomes = outcomes
+        bad = [
+            f"worker {i}: {o.error or o.exitcode}"
+            for i, o in enumerate(outcomes)
+            if o.error or o.exitcode
+        ]
+        super().__init__("\n".join(bad))
+
+
+@lru_cache(maxsize=1)
+def _context() -> ForkServerContext:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "shoal"])
+    return context
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def outcomes(
+    workers: int,
+    work: Callable[..., Any],
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    seconds: float = 120,
+) -> list[Outcome]:
+    """Run ``work(*args)`` on ``workers`` processes; never raises for what they do.
+
+    Args:
+        workers: how many processes.
+        work: a module-level function; ranks find themselves in the environment.
+        args: passed to every worker.
+        env: more environment variables.
+        seconds: after that many, whoever still runs is killed.
+    """
+    context = _context()
+    port = free_port()
+    pipes, children = [], []
+    for rank in range(workers):
+        mine, theirs = context.Pipe(duplex=False)
+        shared = {**_environment(rank, workers, port), **(env or {})}
+        child = context.Process(target=_work, args=(theirs, shared, work, args), daemon=False)
+        child.start()
+        theirs.close()
+        pipes.append(mine)
+        children.append(child)
+    answers = _collect(pipes, seconds)
+    results = []
+    for child, answer in zip(children, answers, strict=True):
+        child.join(2 if answer is None else 20)
+        if child.is_alive():
+            child.kill()
+            child.join()
+        results.append(answer or Outcome(error=None, exitcode=child.exitcode or -1))
+    return results
+
+
+def run_workers(workers: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """Like :func:`outcomes`, but returns the values and raises if any worker failed."""
+    results = outcomes(workers, work, *args, **options)
+    if any(r.error or r.exitcode for r in results):
+        raise WorkersFailed(results)
+    return [r.value for r in results]
+
+
+def _environment(rank: int, workers: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _collect(pipes: list[Connection], seconds: float) -> list[Outcome | None]:
+    answers: list[Outcome | None] = [None] * len(pipes)
+    waiting = {pipe: i for i, pipe in enumerate(pipes)}
+    end = time.monotonic() + seconds
+    while waiting and (left := end - time.monotonic()) > 0:
+        for pipe in wait(list(waiting), timeout=left):
+            if not isinstance(pipe, Connection):
+                continue
+            index = waiting.pop(pipe)
+            with contextlib.suppress(EOFError):  # it died: its exit code tells how
+                answers[index] = pickle.loads(pipe.recv_bytes())
+    return answers
+
+
+def _work(pipe: Connection, env: dict[str, str], work: Callable[..., Any], args: Any) -> None:
+    os.environ.update(env)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        pipe.send_bytes(pickle.dumps(Outcome(value=work(*args))))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps(Outcome(error=traceback.format_exc(), exitcode=1)))
+    finally:
+        pipe.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()

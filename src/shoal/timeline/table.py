@@ -1,0 +1,69 @@
+"""The summary as a table: mean milliseconds a step, and the share of its wall time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.timeline.summary import Row, Summary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADINGS = (
+    "worker", "steps", "step", "compute", "data", "exchange", "overlapped", "exposed", "wait", "sent",
+)  # fmt: skip
+EXPLAINED = (
+    "step: mean wall time; exchange = overlapped (under compute) + exposed; "
+    "wait: main thread blocked; sent: per step"
+)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One row as text, in the order of ``HEADINGS``."""
+    lanes = (row.compute, row.data, row.exchange, row.overlapped, row.exposed, row.wait)
+    return (
+        "all" if row.worker is None else str(row.worker),
+        str(row.steps),
+        milliseconds(row.step_seconds),
+        *(f"{milliseconds(row.per_step(s))} {row.share(s):4.0%}" for s in lanes),
+        size(row.nbytes / row.steps if row.steps else 0),
+    )
+
+
+def plain_table(summary: Summary) -> str:
+    """The summary as lines of text."""
+    lines = [HEADINGS, *(cells(row) for row in (*summary.rows, summary.total))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    text = ["  ".join(map(str.rjust, line, widths)).rstrip() for line in lines]
+    return "\n".join([*text, EXPLAINED])
+
+
+def rich_table(summary: Summary, *, title: str = "Where the time of a step goes") -> Table:
+    """The summary for a terminal."""
+    from rich.table import Table
+
+    table = Table(title=title, caption=EXPLAINED, title_justify="left", caption_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in summary.rows:
+        table.add_row(*cells(row))
+    table.add_section()
+    table.add_row(*cells(summary.total), style="bold")
+    return table
+
+
+def milliseconds(seconds: float) -> str:
+    """``seconds`` for reading: three figures, in ms, or in s from ten seconds on."""
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    ms = seconds * 1e3
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def size(nbytes: float) -> str:
+    """``nbytes`` for reading, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"

@@ -1,0 +1,149 @@
+"""A timeline: the spans of all workers of one run, sorted, with the facts of the run.
+
+``meta`` holds what a reader wants to know beside the spans, as plain JSON values. Known keys:
+
+* ``strategy``, ``model``, ``workers``, ``samples_per_second``: shown first on the page;
+* ``origin_ns``: the unix time at which the spans' clock reads 0; ``merge`` aligns by it;
+* ``dropped`` ``{worker: spans}``, ``torn`` ``{worker: why}``, ``missing`` ``[worker]``: what is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from shoal.errors import BadArgument, UnknownName, UsageError
+from shoal.timeline.span import LANES, Span
+from shoal.timeline.summary import Summary, summarise
+
+FORMAT = "shoal-timeline-1"
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans of all workers, sorted by start; two with the same spans and facts are equal."""
+
+    spans: tuple[Span, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __init__(self, spans: Iterable[Span], meta: Mapping[str, Any] | None = None) -> None:
+        """Sort ``spans``, refuse those that make no sense, and make ``meta`` plain JSON."""
+        ordered = sorted(spans, key=lambda span: (span.start, span))
+        for span in ordered:
+            _check(span)
+        object.__setattr__(self, "spans", tuple(ordered))
+        object.__setattr__(self, "meta", as_json_value(meta or {}))
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers that have spans."""
+        return tuple(sorted({span.worker for span in self.spans}))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that have spans."""
+        return tuple(sorted({span.step for span in self.spans if span.step >= 0}))
+
+    def between(self, first: int, stop: int) -> Timeline:
+        """Only the steps ``first <= step < stop``, as in ``range``."""
+        return Timeline((s for s in self.spans if first <= s.step < stop), self.meta)
+
+    def merge(self, *others: Timeline) -> Timeline:
+        """One timeline of all; clocks are aligned by ``origin_ns`` where both have it.
+
+        Facts that are mappings (by worker) are united; of any other fact the first one stands.
+        """
+        every = (self, *others)
+        origins = [t.meta["origin_ns"] for t in every if "origin_ns" in t.meta]
+        origin = min(origins, default=0)
+        shifted = (_shift(t, (t.meta.get("origin_ns", origin) - origin) / 1e9) for t in every)
+        meta = _unite(t.meta for t in every)
+        if origins:
+            meta["origin_ns"] = origin
+        return Timeline(chain.from_iterable(shifted), meta)
+
+    def to_json(self) -> str:
+        """JSON lines: a header with the facts, then one span a line."""
+        header = {"format": FORMAT, "spans": len(self.spans), "meta": self.meta}
+        lines = chain([json.dumps(header)], (json.dumps(span) for span in self.spans))
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Timeline:
+        """What ``to_json`` wrote; anything less is an error."""
+        timeline, torn = read_lines(text)
+        if torn:
+            raise UsageError(f"timeline cannot be read: {torn}; record it anew")
+        return timeline
+
+    def summary(self) -> Summary:
+        """Where the time went, per worker and in all."""
+        return summarise(self.spans)
+
+
+def read_lines(text: str) -> tuple[Timeline, str]:
+    """As much of a timeline as can be read, and why not more ("" when it is whole)."""
+    lines = text.splitlines()
+    try:
+        header = json.loads(lines[0])
+        if header["format"] != FORMAT:
+            raise ValueError(f"format {header['format']!r}, expected {FORMAT!r}")
+        count, meta = int(header["spans"]), dict(header["meta"])
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        return Timeline(()), f"no header ({error})"
+    spans: list[Span] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            spans.append(_span(json.loads(line)))
+        except (TypeError, ValueError) as error:
+            return Timeline(spans, meta), f"line {number}: {error}"
+    torn = "" if len(spans) == count else f"{len(spans)} of {count} spans"
+    return Timeline(spans, meta), torn
+
+
+def as_json_value(value: Any) -> Any:
+    """``value`` as JSON can hold it, so that a timeline reads back equal; the rest as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json_value(item) for item in value]
+    return str(value)
+
+
+def _span(fields: Any) -> Span:
+    worker, lane, name, start, seconds, nbytes, step = fields
+    times = float(start), float(seconds)
+    span = Span(int(worker), str(lane), str(name), *times, int(nbytes), int(step))
+    _check(span)
+    return span
+
+
+def _check(span: Span) -> None:
+    if span.lane not in LANES:
+        raise UnknownName("lane", span.lane, LANES)
+    if not (math.isfinite(span.start) and math.isfinite(span.seconds) and span.seconds >= 0):
+        raise BadArgument(str(span), "start and seconds must be finite, and seconds not negative")
+
+
+def _shift(timeline: Timeline, seconds: float) -> Iterable[Span]:
+    if not seconds:
+        return timeline.spans
+    return (span._replace(start=span.start + seconds) for span in timeline.spans)
+
+
+def _unite(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    united: dict[str, Any] = {}
+    for meta in metas:
+        for key, value in meta.items():
+            held = united.setdefault(key, value)
+            if isinstance(held, Mapping) and isinstance(value, Mapping):
+                united[key] = {**value, **held}
+    return united

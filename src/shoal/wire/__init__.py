@@ -1,0 +1,1 @@
+"""What carries bytes between workers; it knows no technique."""

@@ -1,0 +1,121 @@
+"""Run an all-reduce along a route given as data: rounds of (source, target, chunk, add).
+
+It knows no collective by name; any that is proved will do. In a round, all chunks for one peer
+travel as one message, as the price assumes. Messages between two ranks arrive in the order in which
+they were sent, and every rank walks the rounds in the same order, so all-reduces may follow each
+other with no barrier between; those that run at the same time (threads) need a ``tag`` each.
+
+Blocking: whoever wants overlap calls it from a communication thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.errors import BadArgument
+
+PlainCopy = tuple[int, int, int, bool]
+"""(source, target, chunk, add)."""
+
+
+class Leg(NamedTuple):
+    """What one rank does in one round: peer -> chunks to send; peer -> (chunk, add) to take in."""
+
+    sends: dict[int, list[int]]
+    receives: dict[int, list[tuple[int, bool]]]
+
+
+def legs(rounds: Iterable[Sequence[PlainCopy]], rank: int) -> tuple[Leg, ...]:
+    """The part of ``rank`` in these rounds; rounds in which it is idle are left out."""
+    mine = []
+    for copies in rounds:
+        leg = Leg({}, {})
+        for source, target, chunk, add in copies:
+            if source == rank:
+                leg.sends.setdefault(target, []).append(chunk)
+            if target == rank:
+                leg.receives.setdefault(source, []).append((chunk, add))
+        if leg.sends or leg.receives:
+            mine.append(leg)
+    return tuple(mine)
+
+
+def run_rounds(
+    tensor: Tensor,
+    rounds: Iterable[Sequence[PlainCopy]],
+    *,
+    chunks: int,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+) -> None:
+    """Sum a flat tensor over the group in place, along these rounds.
+
+    Args:
+        tensor: one-dimensional and contiguous, of the same size on every rank; may be empty.
+        rounds: of the whole group, ranks counted within the group.
+        chunks: into how many nearly equal chunks the tensor is cut.
+        group: None for all ranks.
+        tag: tells apart all-reduces that run at the same time.
+    """
+    run_legs(tensor, legs(rounds, dist.get_rank(group)), chunks=chunks, group=group, tag=tag)
+
+
+def run_legs(
+    tensor: Tensor,
+    mine: Iterable[Leg],
+    *,
+    chunks: int,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+) -> None:
+    """Like :func:`run_rounds`, with this rank's legs worked out once and used again."""
+    if tensor.dim() != 1 or not tensor.is_contiguous():
+        raise BadArgument(f"run_rounds(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
+    if chunks < 1:
+        raise BadArgument(f"run_rounds(chunks={chunks})", "needs at least one chunk")
+    parts = _cut(tensor, chunks)
+    for leg in mine:
+        _run_leg(parts, leg, group or dist.group.WORLD, tag)
+
+
+def _cut(tensor: Tensor, chunks: int) -> list[Tensor]:
+    """Views whose sizes differ by one at most; some are empty when elements are few."""
+    n = tensor.numel()
+    return [tensor[i * n // chunks : (i + 1) * n // chunks] for i in range(chunks)]
+
+
+def _run_leg(parts: list[Tensor], leg: Leg, group: dist.ProcessGroup | None, tag: int) -> None:
+    ops: list[dist.P2POp] = []
+    arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
+    for peer, takes in leg.receives.items():
+        # a buffer of its own: what is sent in a round is what was held before it
+        buffer = parts[0].new_empty(sum(parts[chunk].numel() for chunk, _ in takes))
+        if buffer.numel():
+            arrivals.append((buffer, takes))
+            ops.append(dist.P2POp(dist.irecv, buffer, group=group, tag=tag, group_peer=peer))
+    for peer, gives in leg.sends.items():
+        message = _pack([parts[chunk] for chunk in gives])
+        if message.numel():  # both ends know that an empty one is not sent
+            ops.append(dist.P2POp(dist.isend, message, group=group, tag=tag, group_peer=peer))
+    for work in dist.batch_isend_irecv(ops) if ops else ():
+        work.wait()
+    for buffer, takes in arrivals:
+        _take_in(parts, buffer, takes)
+
+
+def _pack(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _take_in(parts: list[Tensor], buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
+    sizes = [parts[chunk].numel() for chunk, _ in takes]
+    for (chunk, add), arrived in zip(takes, torch.split(buffer, sizes), strict=True):
+        if add:
+            parts[chunk].add_(arrived)
+        else:
+            parts[chunk].copy_(arrived)
