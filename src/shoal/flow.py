@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
+
+from shoal.errors import UsageError
 
 Add: TypeAlias = Callable[[tuple[Tensor, ...], Tensor, float], None]
 """``add(parts, into, weight)``: into += weight * what the parts say. Pure but for ``into``, so a
@@ -26,13 +29,18 @@ class Mean(NamedTuple):
 class Gather(NamedTuple):
     """Ask for the weighted mean of messages that cannot be summed as they are.
 
-    ``even`` says that every worker's parts have the same sizes, which saves a round.
+    Every worker's parts have the same sizes.
     """
 
     parts: tuple[Tensor, ...]
     add: Add
     like: Tensor
-    even: bool = True
+
+
+class Rows(NamedTuple):
+    """Ask for the weighted mean of sparse tensors; everyone may hold other rows."""
+
+    tensor: Tensor
 
 
 class Fold(NamedTuple):
@@ -49,13 +57,19 @@ class Pair(NamedTuple):
     parts: tuple[Tensor, ...]
 
 
+class Push(NamedTuple):
+    """Give a server one message a parameter, and ask what its model is now."""
+
+    parts: dict[str, tuple[Tensor, ...]]
+
+
 class All(NamedTuple):
     """Several asks in one message; the answer is the tuple of their answers."""
 
     asks: tuple[Ask, ...]
 
 
-Ask: TypeAlias = "Mean | Gather | Fold | Pair | All"
+Ask: TypeAlias = "Mean | Gather | Rows | Fold | Pair | Push | All"
 
 
 class Agreed(NamedTuple):
@@ -79,6 +93,21 @@ def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Re
     except StopIteration as end:
         result: Result = end.value
         return result
+
+
+def alone(ask: Ask) -> Any:
+    """What a worker is told when nobody else takes part: its own message, as it would arrive."""
+    match ask:
+        case Mean(tensor) | Rows(tensor):
+            return tensor
+        case Gather(parts, add, like):
+            into = torch.zeros_like(like)
+            add(parts, into, 1.0)
+            return into
+        case All(asks):
+            return tuple(alone(one) for one in asks)
+        case _:
+            raise UsageError(f"one worker has nobody to answer {type(ask).__name__}")
 
 
 def together(flows: Iterable[Flow]) -> Generator[Ask, Any, list[Agreed]]:

@@ -36,7 +36,7 @@ def can_overlap(s: Strategy) -> bool:
 
 
 def sends_gradients(s: Strategy) -> bool:
-    """Whether every step ends in one agreement of all on the gradient."""
+    """Whether every step ends in one agreement of all workers on the gradient."""
     every = s.synchrony.period == 1 and s.synchrony.waits
     return every and s.coordination.sends == "gradient"
 

@@ -1,8 +1,8 @@
 """Time contenders side by side, in the same worker processes, block by block.
 
 All contenders live in every worker from the beginning to the end, so that a process's luck (its
-core, its memory, its neighbours) is shared. A block is a few steps of each, one after the other,
-behind a barrier; the order turns round from block to block. Workers report progress on a pipe.
+core, its memory, its neighbours) is shared. A block is a step or a few of each, one after the
+other, each behind a barrier, in the orders of ``statistics``. Progress comes back on a pipe.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import gc
 import multiprocessing as mp
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from threading import Thread
 
 from shoal.bench.contenders import prepare
-from shoal.bench.statistics import order
+from shoal.bench.statistics import ORDERS, Timings
 from shoal.testing.processes import run_workers
 
-Seconds = list[float]
 _WARM_UP_STEPS = 4  # DDP rebuilds its buckets in the second, allocators settle in the third
 _REPORT_SECONDS = 0.2
 
@@ -31,7 +30,8 @@ class Plan:
 
     Attributes:
         workload: name of the model and its data.
-        contenders: names of who trains it, the one measured against in the middle.
+        subject: name of the contender that is measured.
+        peer: name of the one it is measured against; runs twice, as the control too.
         workers: how many processes; one has no peers and times in CPU seconds.
         blocks: how often each contender is timed.
         steps: training steps in one timing.
@@ -39,35 +39,39 @@ class Plan:
     """
 
     workload: str
-    contenders: tuple[str, ...]
+    subject: str
+    peer: str
     workers: int
     blocks: int
     steps: int = 1
     seed: int = 0
 
 
-def measure(plan: Plan, progress: Callable[[int, int], None]) -> list[Seconds]:
+def measure(plan: Plan, progress: Callable[[int, int], None]) -> Timings:
     """Seconds per step of each contender in each block; the slowest worker's, where several."""
     with _reports(lambda done: progress(done, plan.blocks)) as pipe:
-        each = run_workers(plan.workers, time_blocks, plan, pipe, seconds=900)
-    return [
-        [max(block) for block in zip(*(worker[i] for worker in each), strict=True)]
-        for i in range(len(plan.contenders))
-    ]
+        workers = run_workers(plan.workers, time_blocks, plan, pipe, seconds=900)
+    return Timings(*(slowest(each) for each in zip(*workers, strict=True)))
 
 
-def time_blocks(plan: Plan, pipe: Connection) -> list[Seconds]:
+def slowest(workers: Sequence[Sequence[float]]) -> list[float]:
+    """Block by block, the longest time that a worker took."""
+    return [max(block) for block in zip(*workers, strict=True)]
+
+
+def time_blocks(plan: Plan, pipe: Connection) -> list[list[float]]:
     """What each worker does: build every contender, warm up, time them in turns."""
-    steps, meet, leads = prepare(plan.workload, plan.contenders, plan.seed)
+    names = (plan.subject, plan.peer, plan.peer)
+    steps, meet, leads = prepare(plan.workload, names, plan.seed)
     for step in steps * _WARM_UP_STEPS:
         step()
     gc.collect()
     # One worker never waits, so what it costs is its CPU time, which neighbours disturb least.
     clock = time.perf_counter if plan.workers > 1 else time.process_time
     tell = _teller(pipe if leads else None)
-    seconds: list[Seconds] = [[] for _ in steps]
+    seconds: list[list[float]] = [[] for _ in steps]
     for block in range(plan.blocks):
-        for which in order(block, len(steps)):
+        for which in ORDERS[block % len(ORDERS)]:
             meet()
             seconds[which].append(_time(steps[which], plan.steps, clock))
         tell(block + 1)

@@ -14,15 +14,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
-from shoal.bench.blocks import Plan, Seconds, measure
+from shoal.bench.blocks import Plan, measure
 from shoal.bench.contenders import BUCKET_MB
 from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import MIN_BLOCKS, Estimate, compare, estimate, verdict
+from shoal.bench.statistics import MIN_BLOCKS, Estimate, Timings, compare, estimate
 from shoal.bench.suites import Settings, Suite
 
 MODELS = ("mlp", "resnet", "gpt")
@@ -34,39 +34,44 @@ class Duel:
 
     Attributes:
         subject: the contender that must keep the bar.
-        against: its peer, which also runs a second time as the control.
+        peer: the one it is measured against.
         metric: what is timed, for the report.
         label: the peer's name in the report, with the settings that matter.
-        bar: of the ratio; empty for a figure that is only told.
+        bar: of the ratio; None for a figure that is only told.
         workers: how many processes.
-        beside: a second peer, told without a bar.
     """
 
     subject: str
-    against: str
+    peer: str
     metric: str
     label: str
-    bar: str
+    bar: str | None
     workers: int = 2
-    beside: str = ""
 
 
-_DDP = f"ddp(bucket_cap_mb={BUCKET_MB}, gradient_as_bucket_view=True)"
-STEP = Duel("shoal", "ddp", "step time", _DDP, "<= 1.02")
+_DDP = f"DDP(bucket_cap_mb={BUCKET_MB}, gradient_as_bucket_view=True"
+STEP = Duel("shoal", "ddp", "step time", f"{_DDP})", "<= 1.02")
 # DDP broadcasts BatchNorm's buffers before every forward; told also against one that does not.
-BUFFERS = Duel("shoal", "ddp", "step time", _DDP, "<= 1.02", beside="ddp, local buffers")
+BUFFERS = Duel(
+    "shoal", "ddp, local buffers", "step time", f"{_DDP}, broadcast_buffers=False)", None
+)
 CPU = Duel("shoal", "bare", "CPU time of a step", "bare PyTorch loop", "<= 1.01", workers=1)
-TIMELINE = Duel("shoal, timeline", "shoal", "step time", "recorder off", "<= 1.01")
+TIMELINE = Duel("shoal, timeline", "shoal", "step time with timeline", "without", "<= 1.01")
+
+
+def duels(quick: bool) -> Iterator[tuple[Duel, str]]:
+    """Who meets on which model."""
+    yield from ((STEP, model) for model in MODELS)
+    yield from ((CPU, model) for model in (MODELS[:1] if quick else MODELS))
+    yield TIMELINE, "mlp"
+    if not quick:
+        yield BUFFERS, "resnet"
 
 
 def run(settings: Settings) -> Iterator[Result]:
     """Every measurement of the suite, one after the other."""
-    for model in MODELS:
-        duel = BUFFERS if model == "resnet" else STEP
+    for duel, model in duels(settings.quick):
         yield from fight(duel, model, settings)
-    for model in MODELS[:1] if settings.quick else MODELS:
-        yield from fight(CPU, model, settings)
-    yield from fight(TIMELINE, "mlp", settings)
     yield importing(settings)
 
 
@@ -74,30 +79,24 @@ SUITE = Suite("overhead", "what the framework costs over DDP, a bare loop and im
 
 
 def fight(duel: Duel, model: str, settings: Settings) -> Iterator[Result]:
-    """Time a duel on a model; the control's row first, then the verdict, then who stood beside."""
-    names = (duel.subject, duel.against, duel.against, *filter(None, [duel.beside]))
+    """Time a duel on a model, and judge it."""
     # Many short blocks: what disturbs the machine then falls on few of them.
-    blocks = MIN_BLOCKS if settings.quick else 5 * MIN_BLOCKS
+    blocks = MIN_BLOCKS if settings.quick else 4 * MIN_BLOCKS
     case = f"{model}, {duel.workers} worker{'s'[: duel.workers - 1]}"
-    plan = Plan(model, names, duel.workers, blocks, seed=settings.seed)
+    plan = Plan(model, duel.subject, duel.peer, duel.workers, blocks, seed=settings.seed)
     timings = measure(plan, partial(settings.progress, f"{case}: {duel.metric}"))
-    return judge(duel, case, timings)
+    yield from judge(duel, case, timings)
 
 
-def judge(duel: Duel, case: str, timings: list[Seconds]) -> Iterator[Result]:
-    """The rows that the timings of subject, peer, control and perhaps another peer make."""
-    subject, against, twin, *beside = timings
-    control, found = compare(twin, against), compare(subject, against)
-    yield _row(duel, f"{case}: A/A control", twin, control)
-    width = control.interval.half_width
-    holds = verdict(Bar.parse(duel.bar), found.value, half_width=width)
-    yield replace(_row(duel, case, subject, found), bar=duel.bar, holds=holds)
-    for other in beside:
-        told = _row(duel, case, subject, compare(subject, other))
-        yield replace(told, against=duel.beside)
+def judge(duel: Duel, case: str, timings: Timings) -> Iterator[Result]:
+    """The subject's row, then the control's."""
+    found = compare(timings)
+    holds = None if duel.bar is None else found.holds(Bar.parse(duel.bar))
+    yield replace(_row(duel, case, timings.subject, found.ratio), bar=duel.bar, holds=holds)
+    yield _row(duel, f"{case}, A/A", timings.twin, found.control)
 
 
-def _row(duel: Duel, case: str, seconds: Seconds, ratio: Estimate) -> Result:
+def _row(duel: Duel, case: str, seconds: Sequence[float], ratio: Estimate) -> Result:
     milliseconds = 1e3 * median(seconds)
     return Result(case, duel.metric, milliseconds, "ms", duel.label, ratio.value, ratio.interval)
 
@@ -113,7 +112,7 @@ print(json.dumps([time.perf_counter() - middle, middle - begin]))
 def importing(settings: Settings, bar: str = "<= 0.3") -> Result:
     """Seconds that ``import shoal`` adds to ``import torch``, each time in a new interpreter."""
     times = 6 if settings.quick else MIN_BLOCKS  # six are the fewest that give a 95 % interval
-    case, added = "import shoal after import torch", []
+    case, added = "import shoal", []
     for done in range(times):
         settings.progress(case, done, times)
         told = subprocess.run(
@@ -123,7 +122,7 @@ def importing(settings: Settings, bar: str = "<= 0.3") -> Result:
     found = estimate(added)
     return Result(
         case,
-        "import time",
+        "time added to import torch",
         found.value,
         "s",
         interval=found.interval,

@@ -1,16 +1,17 @@
 """What may be concluded from timings on a noisy machine. Pure functions.
 
-1. Two contenders run in *blocks*, side by side, in alternating order: AB BA AB BA ...
-2. Two neighbouring blocks of opposite order are a palindrome, ABBA. Its ratio is the geometric
-   mean of the two, in which the advantage of going first, and any steady drift, cancel.
-3. The ratio is the median over palindromes: one block that a neighbour disturbed moves it little.
+1. A block times three contenders once each: the *subject*, its *peer*, and the peer's *twin*, a
+   second instance of the peer. The order changes from block to block (``ORDERS``).
+2. Two neighbouring blocks differ by a swap of two contenders, first subject and peer, then peer
+   and twin, and so on: AB BA for either pair. The ratio of such a pair of blocks is the geometric
+   mean of both, in which every effect of position, and any steady drift, cancels.
+3. The ratio is the median over pairs of blocks: a few that were disturbed move it little.
 4. Its interval is the distribution-free one of the median, made of two order statistics. It needs
    neither a model of the noise nor random numbers, so the same timings give the same interval.
-5. A control, the same contender against itself in the same run, tells how far apart equals seem
-   to be. The half-width of its interval widens the bar; over ``MAX_HALF_WIDTH`` the machine is
-   too noisy to tell and there is no verdict.
+5. The control, twin against peer, tells how far apart equals seem to be. The half-width of its
+   interval widens the bar; over ``MAX_HALF_WIDTH`` the machine is too noisy to tell: no verdict.
 
-Hence a contender that meets its bar exactly fails it in about 2.5 % of the runs, and one that is
+Hence a subject that meets its bar exactly fails it in about 2.5 % of the runs, and one that is
 better in fewer; the tests measure both.
 
 References:
@@ -25,12 +26,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from shoal.bench.form import Bar, Interval
 from shoal.errors import BadArgument
 
 MIN_BLOCKS = 40
 MAX_HALF_WIDTH = 0.03
+ORDERS = ((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0), (1, 2, 0), (0, 2, 1))
+"""Who runs when (0 subject, 1 peer, 2 twin); block ``i`` has the order ``i`` modulo 6."""
+
+
+class Timings(NamedTuple):
+    """Seconds of each contender, block by block."""
+
+    subject: Sequence[float]
+    peer: Sequence[float]
+    twin: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,16 @@ class Estimate:
     interval: Interval
 
 
-def order(block: int, contenders: int) -> tuple[int, ...]:
-    """In which order the contenders of a block run: forwards, then backwards, and so on."""
-    forwards = tuple(range(contenders))
-    return forwards if block % 2 == 0 else forwards[::-1]
+@dataclass(frozen=True)
+class Comparison:
+    """How many times as long as its peer the subject takes, and the peer's twin."""
+
+    ratio: Estimate
+    control: Estimate
+
+    def holds(self, bar: Bar) -> bool | None:
+        """Whether the ratio keeps the bar, widened by the control; None when that is too wide."""
+        return verdict(bar, self.ratio.value, half_width=self.control.interval.half_width)
 
 
 def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -69,30 +87,33 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(median(values), interval_of_median(values))
 
 
-def paired_ratios(subject: Sequence[float], against: Sequence[float]) -> tuple[float, ...]:
-    """One ratio for each palindrome of blocks; an odd last block is left out.
+def paired_ratios(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    """One ratio for each two blocks, AB and BA; an odd last block is left out.
 
     >>> paired_ratios([1.0, 4.0], [2.0, 2.0])
     (1.0,)
     """
-    if len(subject) != len(against):
+    if len(one) != len(other):
         raise BadArgument(
-            f"paired_ratios({len(subject)} blocks, {len(against)} blocks)",
-            "blocks come in pairs; time both contenders in every block",
+            f"paired_ratios({len(one)} blocks, {len(other)} blocks)",
+            "blocks come in pairs; time every contender in every block",
         )
-    if any(not seconds > 0 for seconds in (*subject, *against)):
+    if any(not seconds > 0 for seconds in (*one, *other)):
         raise BadArgument("paired_ratios", "a block took no time; put more steps in a block")
-    single = [a / b for a, b in zip(subject, against, strict=True)]
+    single = [a / b for a, b in zip(one, other, strict=True)]
     return tuple(math.sqrt(x * y) for x, y in zip(single[::2], single[1::2], strict=False))
 
 
-def compare(subject: Sequence[float], against: Sequence[float]) -> Estimate:
-    """How many times as long ``subject`` takes as ``against``, block by block."""
-    if len(subject) < MIN_BLOCKS:
+def compare(timings: Timings) -> Comparison:
+    """What the timings of at least ``MIN_BLOCKS`` blocks say."""
+    subject, peer, twin = timings
+    if len(peer) < MIN_BLOCKS:
         raise BadArgument(
-            f"compare({len(subject)} blocks)", f"a timing needs at least {MIN_BLOCKS} blocks"
+            f"compare({len(peer)} blocks)", f"a timing needs at least {MIN_BLOCKS} blocks"
         )
-    return estimate(paired_ratios(subject, against))
+    ratios = paired_ratios(subject, peer)
+    controls = paired_ratios(twin[1:], peer[1:])  # peer and twin swap after every second block
+    return Comparison(estimate(ratios), estimate(controls))
 
 
 def verdict(bar: Bar, number: float, *, half_width: float) -> bool | None:

@@ -36,6 +36,7 @@ def audit(manifest: Manifest) -> None:
 
 def _audit_entry(entry: Entry, files: dict[str, int]) -> None:
     _need(entry.dtype in DTYPES, f"unknown dtype {entry.dtype!r}")
+    _need(math.prod(max(size, 1) for size in entry.shape) < 1 << 62, "too large for any machine")
     for chunk in entry.chunks:
         _audit_chunk(chunk, entry)
         _need(chunk.file in files, f"its file {chunk.file!r} is not in the list")
@@ -96,7 +97,7 @@ def _audit_names(manifest: Manifest) -> None:
         _need(target in manifest.tensors, f"tensor {name} is tied to {target}, which is absent")
     for tree in (manifest.shared, *manifest.ranks, manifest.meta):
         try:
-            found = unflatten(tree, manifest.entry)  # type: ignore[arg-type]
+            found = unflatten(tree, manifest.entry)
         except KeyError as error:
             raise ValueError(f"tensor {error} is absent") from None
         _need(isinstance(found, dict), "a part is not a dict")

@@ -114,7 +114,7 @@ def open_data(file: Path, nbytes: int) -> int:
 
 
 def open_regular(file: Path) -> tuple[int, int]:
-    """A descriptor and the size of a plain file; neither link nor pipe, which could lead anywhere."""
+    """A descriptor and the size of a plain file: a link or pipe could lead anywhere."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -164,6 +164,8 @@ def locked(root: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy of fd
         os.close(fd)
 
 
@@ -177,7 +179,8 @@ def room(root: Path, nbytes: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
-        raise CheckpointError(_no_space(root, nbytes, free)) from error
+        why = f"{_no_space(root, nbytes, free)} ({error.strerror})"
+        raise CheckpointError(why) from error
 
 
 def _no_space(root: Path, needed: int, had: int) -> str:

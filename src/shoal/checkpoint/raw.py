@@ -6,21 +6,19 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 SLICE_NBYTES = 8 << 20  # small enough that CRC and write find it in the cache
 
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (
-        "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
-        "complex32 complex64 complex128 "
-        "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-    ).split()
-    if hasattr(torch, name)
-}
+_NAMES = """
+    bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
+    complex32 complex64 complex128
+    float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
+"""
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -67,7 +65,7 @@ def dense(tensor: Tensor) -> Tensor:
 def view_bytes(tensor: Tensor) -> memoryview:
     """The memory of a dense tensor, in the order in which it lies."""
     flat = tensor.as_strided((tensor.numel(),), (1,))
-    return memoryview(flat.view(torch.uint8).numpy())
+    return memoryview(cast(bytearray, flat.view(torch.uint8).numpy()))
 
 
 def slices(view: memoryview) -> Iterator[memoryview]:
@@ -83,6 +81,24 @@ def write_all(fd: int, view: memoryview) -> int:
         crc = zlib.crc32(part, crc)
         while part:
             part = part[os.write(fd, part) :]
+    return crc
+
+
+def crc_of(fd: int, at: int, nbytes: int) -> int:
+    """The CRC-32 of ``nbytes`` from offset ``at``, in little memory.
+
+    Raises:
+        EOFError: the file ends before.
+    """
+    crc, end = 0, at + nbytes
+    scratch = memoryview(bytearray(min(nbytes, SLICE_NBYTES)))
+    while at < end:
+        part = scratch[: end - at]
+        count = os.preadv(fd, [part], at)
+        if count == 0:
+            raise EOFError(f"ends at byte {at}")
+        crc = zlib.crc32(part[:count], crc)
+        at += count
     return crc
 
 

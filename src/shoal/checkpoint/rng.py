@@ -18,7 +18,7 @@ def rng_state() -> dict[str, Any]:
     }
     if "numpy" in sys.modules:
         state["numpy"] = _numpy_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
@@ -38,9 +38,13 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def _numpy_state() -> dict[str, Any]:
     import numpy as np
 
-    _, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    words = torch.from_numpy(key.astype(np.int64))
-    return {"key": words, "position": position, "has_gauss": has_gauss, "gauss": gauss}
+    state: dict[str, Any] = dict(np.random.get_state(legacy=False))
+    return {
+        "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
+        "position": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
+    }
 
 
 def _set_numpy_state(state: dict[str, Any]) -> None:

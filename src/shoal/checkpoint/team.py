@@ -61,7 +61,7 @@ class Team:
             raise CheckpointError(f"{where} of a checkpoint: {error}") from error
 
     def together(self, phase: str, action: Callable[[], T]) -> list[T]:
-        """Do ``action`` on every worker; return everyone's result, or raise on all if one failed."""
+        """Do ``action`` on every worker; return everyone's result, or raise on all if one fails."""
         value, own = attempt(action)
         told = None if own is None else [type(own).__name__, str(own)]
         answers = self.gather(phase, {"value": value, "error": told})

@@ -27,7 +27,7 @@ def flatten(value: object, name: str) -> tuple[Json, dict[str, Tensor]]:
     return _encode(value, (name,), tensors), tensors
 
 
-def unflatten(tree: Json, tensor: Callable[[str], Tensor]) -> Any:
+def unflatten(tree: Json, tensor: Callable[[str], object]) -> Any:
     """What :func:`flatten` took apart; ``tensor`` gives the tensor of a name.
 
     Raises:
@@ -81,7 +81,7 @@ def _scalar(value: object, path: tuple[str, ...]) -> Json:
     raise BadArgument(_shown(path), why)
 
 
-def _special(key: str, value: Json, tensor: Callable[[str], Tensor]) -> Any:
+def _special(key: str, value: Json, tensor: Callable[[str], object]) -> Any:
     if key == "$tensor" and isinstance(value, str):
         return tensor(value)
     if key == "$tuple" and isinstance(value, list):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it
 
     from shoal.bench.form import Report, Result
     from shoal.bench.suites import Progress, Suite
+
+_CASE = 24  # columns of a case's name, so that a table fits a terminal of 80
 
 
 def bench(
@@ -116,36 +119,52 @@ def listing(suites: tuple[Suite, ...]) -> Table:
 
 
 def show(console: Console, report: Report) -> None:
-    """The header in two lines, then every result with its interval, bar and verdict."""
+    """A table for each metric and peer; then where and with what they were measured."""
+    head, machine = report.header, report.header.machine
+    width = min(_CASE, max((len(result.case) for result in report.results), default=0))
+    for title, results in groupby(report.results, heading):
+        console.print(title, style="bold", markup=False, highlight=False)
+        console.print(tabled(results, width))
+        console.print()
+    versions = ", ".join(f"{name} {version}" for name, version in head.versions.items())
+    memory = f"{machine.memory_nbytes / 2**30:.0f} GiB"
+    for line in (
+        f"{head.suite}, {head.date}, seeds {', '.join(map(str, head.seeds))}",
+        f"{machine.cpu}, {machine.cores} cores, {memory}, {machine.kernel}",
+        f"{versions}, commit {head.commit}",
+    ):
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def heading(result: Result) -> str:
+    """What the results of one table have in common."""
+    return result.metric + (f" against {result.against}" if result.against else "")
+
+
+def tabled(results: Iterable[Result], width: int) -> Table:
+    """Results with their intervals, bars and verdicts; the cases ``width`` characters wide."""
     from rich.table import Table
 
-    head = report.header
-    versions = ", ".join(f"{name} {version}" for name, version in head.versions.items())
-    table = Table("case", "metric", title_justify="left", title=f"shoal bench {head.suite}")
-    for name in ("value", "ratio", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("against", "bar", "verdict"):
-        table.add_column(name)
-    for result in report.results:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("case", width=width, overflow="fold")
+    for name, columns in (("value", 8), ("ratio", 5), ("95 % interval", 14)):
+        table.add_column(name, min_width=columns, justify="right", no_wrap=True)
+    for name, columns in (("bar", 7), ("verdict", 10)):
+        table.add_column(name, min_width=columns, no_wrap=True)
+    for result in results:
         table.add_row(*cells(result))
-    console.print(table)
-    machine = head.machine
-    memory = f"{machine.memory_nbytes / 2**30:.0f} GiB"
-    console.print(f"[dim]{machine.cpu}, {machine.cores} cores, {memory}, {machine.kernel}[/dim]")
-    console.print(f"[dim]{versions}; commit {head.commit}; {head.date}; seeds {head.seeds}[/dim]")
+    return table
 
 
 def cells(result: Result) -> Iterator[str]:
-    """One row of the table."""
+    """One row of a table."""
     from rich.markup import escape
 
     interval = result.interval
     words = {True: "[green]holds[/green]", False: "[red]fails[/red]", None: ""}
     yield escape(result.case)
-    yield escape(result.metric)
     yield f"{result.value:.4g} {result.unit}".rstrip()
     yield "" if result.ratio is None else f"{result.ratio:.3f}"
     yield "" if interval is None else f"{interval.low:.3f} .. {interval.high:.3f}"
-    yield escape(result.against or "")
     yield result.bar or ""
     yield "[yellow]no verdict[/yellow]" if result.undecided else words[result.holds]

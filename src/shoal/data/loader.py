@@ -50,6 +50,15 @@ class Loader:
         epoch: the epoch of the last batch; after the end, the number of epochs.
     """
 
+    mine: int
+    total: int
+    last: Any
+    ids: Sequence[int]
+    epoch: int
+    _position: int  # global samples of this epoch consumed by the user, prefetched ones not
+    _moved: bool  # the cursor was set from outside: a running loop must reopen its source
+    _ended: bool
+
     def __init__(
         self,
         dataset: Any,
@@ -73,8 +82,7 @@ class Loader:
     def reset(self) -> None:
         """Back to the first batch of epoch 0; a running loop goes on from there."""
         self.mine, self.total = 0, 0
-        self.last: Any = None
-        self.ids: Sequence[int] = ()
+        self.last, self.ids = None, ()
         self._place(0, 0)
 
     def __len__(self) -> int:
@@ -121,9 +129,9 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a saved cursor, saved on any number of workers with any batch size."""
         here = self.state_dict()
-        missing = [name for name in here if name not in state]
+        missing = [name for name in here if not isinstance(state.get(name), int)]
         if missing:
-            raise CheckpointMismatch(f"a loader's state lacks {', '.join(missing)}: {dict(state)}")
+            raise CheckpointMismatch(f"no loader's state: no int for {', '.join(missing)}")
         for name in _MUST_AGREE:
             if state[name] != here[name]:
                 raise CheckpointMismatch(
@@ -139,10 +147,8 @@ class Loader:
         self._place(epoch, position)
 
     def _place(self, epoch: int, position: int) -> None:
-        self.epoch: int = epoch
-        self._position: int = position
-        self._moved: bool = True  # a running loop must reopen its source
-        self._ended: bool = False
+        self.epoch, self._position = epoch, position
+        self._moved, self._ended = True, False
 
     def _take(self, draw: Draw) -> None:
         # The position moves before the yield: a state saved in the loop's body is after this batch.

@@ -7,7 +7,7 @@ to its end, keeps this worker's part of each global batch, and owns the stream's
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -38,29 +38,36 @@ class Samples(Dataset[Any]):
         self._dataset, self._seed = dataset, seed
 
     def __getitem__(self, index: int) -> Any:
-        """One sample; its own exception is the cause of ours."""
-        if self._seed is not None:
-            randomness.seed(mix(self._seed, index))
-        try:
-            return self._dataset[index]
-        except Exception as error:
-            raise UsageError(
-                f"sample {index} of {type(self._dataset).__name__} cannot be read: {error!r}"
-            ) from error
+        """One sample."""
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """All samples of a batch, by the dataset's own ``__getitems__`` if it has one."""
+        if self._seed is not None:
+            with randomness.borrowed():
+                return self._one_by_one(indices)
         together = getattr(self._dataset, "__getitems__", None)
-        if together is None or self._seed is not None:
-            keeps = nullcontext() if self._seed is None else randomness.borrowed()
-            with keeps:
-                return [self[index] for index in indices]
+        if together is None:
+            return self._one_by_one(indices)
         try:
             return list(together(indices))
         except Exception as error:
-            for index in indices:  # one by one, to name the one at fault
-                self[index]
+            self._one_by_one(indices)  # to name the one at fault
             raise UsageError(f"samples {indices} cannot be read together: {error!r}") from error
+
+    def _one_by_one(self, indices: list[int]) -> list[Any]:
+        samples: list[Any] = []
+        try:
+            for index in indices:
+                if self._seed is not None:
+                    randomness.seed(mix(self._seed, index))
+                samples.append(self._dataset[index])
+        except Exception as error:
+            raise UsageError(
+                f"sample {indices[len(samples)]} of {type(self._dataset).__name__} cannot be read:"
+                f" {error!r}"
+            ) from error
+        return samples
 
 
 class Reader(IterableDataset[Any]):
@@ -138,11 +145,13 @@ def opened(dataset: Dataset[Any], plan: Cut, *, key: tuple[int, ...], **asks: An
     """
     options = plan.options
     collate: Any = options.collate or default_collate
+    if isinstance(dataset, Reader):
+        collate = Sized(collate)
     return DataLoader(
         dataset,
         num_workers=options.processes,
         prefetch_factor=options.prefetch if options.processes else None,
-        collate_fn=Sized(collate) if isinstance(dataset, Reader) else collate,
+        collate_fn=collate,
         pin_memory=options.pin_memory and torch.accelerator.is_available(),
         generator=torch.Generator().manual_seed(mix(options.seed, *key)),
         **asks,

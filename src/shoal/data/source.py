@@ -11,7 +11,8 @@ to no rows, because it must take part in the step. A batch that cannot be cut is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -95,7 +96,9 @@ class Stream:
     """Anything iterable: each worker reads all of it and keeps its part of each batch."""
 
     def __init__(self, dataset: Iterable[Any], plan: Cut) -> None:
-        self.length = len(dataset) if isinstance(dataset, Sized) else UNKNOWN
+        self.length = UNKNOWN
+        with suppress(TypeError, NotImplementedError):  # a __len__ may be there and refuse
+            self.length = len(dataset)  # type: ignore[arg-type]
         if plan.options.processes > 1:
             raise UsageError(
                 f"processes={plan.options.processes}: a stream is read by one process, since two"

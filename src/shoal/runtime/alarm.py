@@ -16,53 +16,25 @@ import os
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from shoal.errors import ExchangeTimeout, PeerLost, ShoalError
 from shoal.runtime.launcher.contract import ERROR_FILE
+from shoal.runtime.launcher.failure import Failure, leave_for_launcher
 
 if TYPE_CHECKING:
     from shoal.runtime.join import World
 
 LOOK_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
-TAIL_LINES = 30
-CONSEQUENCES = {"PeerLost": PeerLost, "ExchangeTimeout": ExchangeTimeout}
 LOST = ("connection", "reset", "closed", "broken pipe", "peer", "socket", "store", "gloo", "nccl")
 LATE = ("timed out", "timeout")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a worker ended before its time."""
-
-    rank: int
-    type: str
-    message: str
-    traceback: str = ""
-    exit_code: int = 1
-    seconds: float = 0.0  # the machine's monotonic clock, to tell who was first
-
-    @classmethod
-    def of(cls, rank: int, error: BaseException) -> Failure:
-        """The failure an exception makes."""
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        tail = "".join(lines).splitlines()[-TAIL_LINES:]
-        code = error.exit_code if isinstance(error, ShoalError) else 1
-        return cls(rank, type(error).__name__, str(error), "\n".join(tail), code, time.monotonic())
-
-    def as_error(self) -> ShoalError:
-        """What the other ranks raise; a consequence is passed on, not wrapped again."""
-        if self.type in CONSEQUENCES:
-            return CONSEQUENCES[self.type](self.message)
-        return PeerLost(f"rank {self.rank} failed: {self.type}: {self.message}")
 
 
 @dataclass
@@ -73,8 +45,8 @@ class Position:
     exchange: str = ""
 
     def __str__(self) -> str:
-        doing = f"exchange {self.exchange!r} of " if self.exchange else "computing in "
-        return f"{doing}step {self.step}"
+        doing = f"in exchange {self.exchange!r} of" if self.exchange else "computing in"
+        return f"{doing} step {self.step}"
 
 
 _here = Position()
@@ -110,14 +82,14 @@ class Alarm:
 
     def raise_failure(self, failure: Failure) -> None:
         """Tell everyone; only the first failure is kept."""
-        told = self._store.compare_set("failure", "", json.dumps(asdict(failure)))
+        told = self._store.compare_set("failure", "", failure.write())
         self._store.set("bell", "1")
-        self.failure = self.failure or _failure(told)
+        self.failure = self.failure or Failure.read(told)
 
     def heard(self) -> Failure | None:
         """The first failure of the run, asked of the store now."""
         if self.failure is None and self._store.check(["failure"]):
-            self.failure = _failure(self._store.get("failure"))
+            self.failure = Failure.read(self._store.get("failure"))
         return self.failure
 
     def answer(self) -> None:
@@ -148,26 +120,14 @@ class Alarm:
                     self.answer()
 
 
-def _failure(told: bytes) -> Failure:
-    return Failure(**json.loads(told))
-
-
-def report_failure(world: World, error: BaseException) -> None:
-    """Tell the other ranks and the launcher why this one ends."""
+def report_failure(world: World, error: BaseException) -> bool:
+    """Tell the other ranks and the launcher why this one ends; whether the launcher will show it."""
     failure = Failure.of(world.rank, error)
-    write_error_file(failure)
+    shown = leave_for_launcher(failure)
     if world.alarm is not None:
         with suppress(dist.DistError, RuntimeError):
             world.alarm.raise_failure(failure)
-
-
-def write_error_file(failure: Failure) -> None:
-    """Leave the reason where the launcher looks for it; the first one stays."""
-    path = os.environ.get(ERROR_FILE)
-    if not path:
-        return
-    with suppress(OSError), open(path, "x", encoding="utf-8") as file:
-        json.dump(asdict(failure), file)
+    return shown
 
 
 def raise_if_failed(world: World) -> None:
@@ -193,9 +153,7 @@ def explain(world: World, error: Exception) -> Exception:
         found = world.alarm.ask()
         failure = world.alarm.heard()
     except (dist.DistError, RuntimeError):
-        return PeerLost(
-            f"the store is gone, and with it whoever hosts it (rank 0?), during {_here}"
-        )
+        return PeerLost(f"the store is gone, and with it whoever hosts it (rank 0?), while {_here}")
     if failure is not None and failure.rank != world.rank:
         return failure.as_error()
     return _blame(world, found, late=late)
@@ -204,7 +162,7 @@ def explain(world: World, error: Exception) -> Exception:
 def _blame(world: World, found: dict[int, Position], *, late: bool) -> ShoalError:
     silent = [rank for rank in range(world.size) if rank not in found]
     elsewhere = [
-        f"rank {rank} is at {position}"
+        f"rank {rank} is {position}"
         for rank, position in sorted(found.items())
         if position != _here
     ]
@@ -212,10 +170,11 @@ def _blame(world: World, found: dict[int, Position], *, late: bool) -> ShoalErro
         missing = silent or [rank for rank, position in found.items() if position != _here]
         who = f"{_ranks(missing)} missing" if missing else "every rank is there, but it did not end"
         why = " (no sign of life: stopped, dead or unreachable)" if silent else ""
-        parts = [f"{_here} did not end within {world.seconds:g} s: {who}{why}", *elsewhere]
+        what = f"exchange {_here.exchange!r} of step {_here.step}"
+        parts = [f"{what} did not end within {world.seconds:g} s: {who}{why}", *elsewhere]
         return ExchangeTimeout("; ".join(parts))
     who = f"{_ranks(silent)} gone" if silent else "a connection broke, though all ranks live"
-    return PeerLost("; ".join([f"{who}, during {_here}", *elsewhere]))
+    return PeerLost("; ".join([f"{who}, while {_here}", *elsewhere]))
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -226,17 +185,16 @@ def _ranks(ranks: list[int]) -> str:
 def install(world: World, *, linger_seconds: float = 0.0) -> None:
     """Make an exception that ends this process known to the others and to the launcher."""
     before, pid = sys.excepthook, os.getpid()
-    launched = bool(os.environ.get(ERROR_FILE))
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        if os.getpid() != pid:
-            return before(kind, error, trace)
-        if not issubclass(kind, KeyboardInterrupt):
-            report_failure(world, error)
-        elif launched:
-            return None  # the launcher says that it was interrupted; once is enough
-        before(kind, error, trace)
-        time.sleep(linger_seconds)  # whoever hosts the store stays until the others have read it
-        return None
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ours = os.getpid() == pid
+        interrupted = issubclass(kind, KeyboardInterrupt)
+        shown = interrupted and bool(os.environ.get(ERROR_FILE))
+        if ours and not interrupted:
+            shown = report_failure(world, error)
+        if not (ours and shown):  # the launcher shows it, on top of everything else
+            before(kind, error, trace)
+        if ours:
+            time.sleep(linger_seconds)  # whoever hosts the store stays until others have read it
 
     sys.excepthook = hook

@@ -48,7 +48,7 @@ class World:
     local_size: int
     device: torch.device
     backend: str
-    store: Store | None
+    store: Store | None = field(repr=False)
     generation: int = 0
     run_id: str = "none"
     seconds: float = DEFAULT_SECONDS
@@ -125,12 +125,12 @@ def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
     why = wrong_interface(seat.host) if seat.size > seat.local_size else None
     if why and chosen == "gloo":
         log.warning(why)
-    store = meet(seat, seconds)
+    store, run = meet(seat, seconds)
     if seat.role == "worker" and seat.size > 1:
         _init_group(chosen, device, PrefixStore("group", store), seat, seconds)
     else:
         chosen = "none"
-    alarm = Alarm(store, seat.rank, seat.size) if seat.role == "worker" else None
+    alarm = Alarm(run, seat.rank, seat.size) if seat.role == "worker" else None
     if alarm is not None:
         alarm.start()
     return World(
@@ -198,19 +198,19 @@ def _closer(seat: Seat, store: Store, alarm: Alarm | None) -> Callable[[], None]
             alarm.stop()
         with suppress(dist.DistError, RuntimeError):  # the host of the store may have gone first
             store.set(f"left/{seat.key}", "1")
-            if seat.rank == 0 and not seat.hosted and not failed:
-                _see_off(store, seat.size)
+            if alarm is not None and seat.rank == 0 and not seat.hosted:
+                _see_off(store, alarm)
         if not failed and dist.is_initialized():  # else it would wait for what cannot end
             dist.destroy_process_group()
 
     return close
 
 
-def _see_off(store: Store, size: int) -> None:
+def _see_off(store: Store, alarm: Alarm) -> None:
     """Keep the store open until the others have left it."""
     end = time.monotonic() + LEAVE_SECONDS
-    keys = [f"left/{rank}" for rank in range(size)]
-    while time.monotonic() < end and not store.check(keys) and not store.check(["alarm/bell"]):
+    keys = [f"left/{rank}" for rank in range(alarm.size)]
+    while time.monotonic() < end and alarm.heard() is None and not store.check(keys):
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Timelines on disk: each worker writes its own file, whole or not at all; a reader takes what is there.
+"""Timelines on disk: a worker writes its file whole or not at all; a reader takes what is there.
 
 A run whose workers died is the one whose timeline is wanted most, so a missing or torn file is a
 fact in ``meta``, not an error.

@@ -93,9 +93,11 @@ def _text(value: Any) -> str:
 def _warnings(timeline: Timeline, drawn: Timeline) -> Iterator[str]:
     meta = timeline.meta
     lines = [f"worker {w}: its file is torn ({why})" for w, why in _items(meta.get("torn"))]
-    lines += [f"worker {w}: the oldest {n} spans were dropped" for w, n in _items(meta.get("dropped"))]
+    lines += [f"worker {w}: its oldest {n} spans are gone" for w, n in _items(meta.get("dropped"))]
     if meta.get("missing"):
         lines.append(f"no file of workers {', '.join(map(str, meta['missing']))}")
+    if not timeline.spans:
+        lines.append("no spans were recorded")
     if len(drawn.spans) < len(timeline.spans):
         lines.append(
             f"drawn: the last {len(drawn.steps)} of {len(timeline.steps)} steps; summed up: all"
@@ -123,17 +125,17 @@ def _bar(row: Row) -> str:
             f'<span class="{part}" style="width:{share:.3%}" title="{title}">{label}{strip}</span>'
         )
     kind = "bar total" if row.worker is None else "bar"
-    tail = milliseconds(row.step_seconds)
-    return (
-        f'<div class="{kind}"><em>{name}</em><div>{"".join(segments)}</div><small>{tail}</small></div>'
-    )
+    cut, tail = "".join(segments), milliseconds(row.step_seconds)
+    return f'<div class="{kind}"><em>{name}</em><div>{cut}</div><small>{tail}</small></div>'
 
 
 def _legend(total: Row) -> Iterator[str]:
-    labels = {"exchange": "exchange, exposed", "wait": "wait for nothing under way"}
+    labels = {"exchange": "exchange, exposed", "wait": "wait, no exchange under way"}
     for part, seconds in zip(PARTS, total.parts, strict=True):
-        name = labels.get(part, part)
-        yield f'<li><i class="{part}"></i>{name} <b>{milliseconds(total.per_step(seconds))}</b></li>'
+        if total.share(seconds) < 5e-4:
+            continue
+        name, mean = labels.get(part, part), milliseconds(total.per_step(seconds))
+        yield f'<li><i class="{part}"></i>{name} <b>{mean}</b></li>'
     hidden = milliseconds(total.per_step(total.overlapped))
     yield f'<li><i class="hidden"></i>exchange hidden under compute <b>{hidden}</b></li>'
 

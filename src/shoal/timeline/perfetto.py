@@ -1,9 +1,10 @@
 """A timeline as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
-A worker is a process, a lane a thread. Perfetto wants the events of one thread to nest, and messages
-under way at once do not: each further one goes to a thread of its own.
+A worker is a process, a lane a thread. Perfetto wants the events of one thread to nest, and
+messages under way at once do not: each further one goes to a thread of its own.
 
 References:
+    `Why overlapping events are not displayed <https://perfetto.dev/docs/faq>`_.
     `Trace Event Format <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>`_.
 """
 
@@ -65,14 +66,15 @@ def _thread(worker: int, track: str, spans: list[Span], zero: float) -> Iterator
         yield _meta("thread_name", worker, base + row, {"name": name})
         yield _meta("thread_sort_index", worker, base + row, {"sort_index": base + row})
     for span, row in zip(spans, rows, strict=True):
+        start, end = (round((time - zero) * 1e9) for time in (span.start, span.end))
         yield {
             "ph": "X",
             "name": span.name,
             "cat": track,
             "pid": worker,
             "tid": base + row,
-            "ts": round((span.start - zero) * 1e6, 3),
-            "dur": round(span.seconds * 1e6, 3),
+            "ts": start / 1e3,  # start and end rounded apart: neighbours never come to overlap
+            "dur": (end - start) / 1e3,
             "args": {"nbytes": span.nbytes, "step": span.step},
         }
 

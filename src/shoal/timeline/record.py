@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shoal.errors import BadArgument
@@ -46,10 +45,16 @@ class Recorder:
         self._append = self._kept.append
         self._number = count().__next__
 
-    def add(  # noqa: PLR0913 - a Span's fields; packing them first would double the cost
-        self, lane: str, name: str, start: float, seconds: float, nbytes: int = 0, step: int = NO_STEP
+    def add(
+        self,
+        lane: str,
+        name: str,
+        start: float,
+        seconds: float,
+        nbytes: int = 0,
+        step: int = NO_STEP,
     ) -> None:
-        """Note a span that is over; ``start`` is a ``time.perf_counter()``."""
+        """Note a span that is over, by a Span's fields; ``start`` is a ``time.perf_counter()``."""
         self._append((self._number(), lane, name, start, seconds, nbytes, step))
 
     def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> Open:
@@ -65,7 +70,7 @@ class Recorder:
         kept = self._kept.copy()
         dropped = max((raw[0] for raw in kept), default=-1) + 1 - len(kept)
         torn_step = kept[0][-1] if dropped else NO_STEP
-        whole = [raw for raw in kept if raw[-1] > torn_step or raw[-1] < 0]
+        whole = [raw for raw in kept if raw[-1] != torn_step or torn_step < 0]
         facts = {**(meta or {}), "origin_ns": self._origin_ns}
         if dropped:
             facts["dropped"] = {str(self.worker): dropped + len(kept) - len(whole)}
@@ -88,11 +93,22 @@ class NullRecorder(Recorder):
 
     def __init__(self, worker: int = 0) -> None:
         super().__init__(worker, capacity=1)
+        self._never = Never(self, ("", ""), 0, NO_STEP)
 
-    def add(  # noqa: PLR0913 - as Recorder.add
-        self, lane: str, name: str, start: float, seconds: float, nbytes: int = 0, step: int = NO_STEP
+    def add(
+        self,
+        lane: str,
+        name: str,
+        start: float,
+        seconds: float,
+        nbytes: int = 0,
+        step: int = NO_STEP,
     ) -> None:
         """Nothing."""
+
+    def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> Open:
+        """One that times nothing, the same each time."""
+        return self._never
 
     def write(self, directory: str | Path, meta: Mapping[str, Any] | None = None) -> Path | None:
         """Nothing; None."""
@@ -115,15 +131,22 @@ class Open:
         self._start = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         start = self._start
         lane, name = self._what
         self._recorder.add(lane, name, start, time.perf_counter() - start, self.nbytes, self.step)
+
+
+class Never(Open):
+    """A span that is not recorded."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Open:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 def _clocks(tries: int = 5) -> tuple[int, float]:

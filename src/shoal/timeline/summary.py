@@ -1,9 +1,9 @@
 """Where the time of the steps went, worker by worker.
 
-The wall time of a step runs from its first span to the end of its last. A worker's wall time is the
-*union* of its steps' windows: what lies between two steps belongs to neither, and where steps overlap
-(the next forward starts while the last exchange is under way) time is not counted twice. Within each
-lane spans may nest and overlap; their union counts.
+The wall time of a step runs from its first span to the end of its last. A worker's wall time is
+the *union* of its steps' windows: what lies between two steps belongs to neither, and where steps
+overlap (the next forward starts while the last exchange is under way) time is not counted twice.
+Within each lane spans may nest and overlap; their union counts.
 
 Exchange under compute is *overlapped*: it costs nothing. The rest is *exposed*.
 """
@@ -86,9 +86,8 @@ def windows(spans: Iterable[Span]) -> dict[tuple[int, int], Interval]:
 def _row(worker: int, spans: Sequence[Span]) -> Row:
     steps = windows(spans)
     wall = length(union(steps.values()))
-    lanes = {
-        lane: union((span.start, span.end) for span in spans if span.lane == lane)
-        for lane in LANES
+    lanes: dict[str, list[Interval]] = {
+        lane: union((span.start, span.end) for span in spans if span.lane == lane) for lane in LANES
     }
     return Row(
         worker=worker,

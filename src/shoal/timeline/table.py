@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HEADINGS = (
-    "worker", "steps", "step", "compute", "data", "exchange", "overlapped", "exposed", "wait", "sent",
+    "worker", "steps", "step", "compute", "data",
+    "exchange", "overlapped", "exposed", "wait", "sent",
 )  # fmt: skip
 EXPLAINED = (
     "step: mean wall time; exchange = overlapped (under compute) + exposed; "
-    "wait: main thread blocked; sent: per step"
+    "wait: main thread blocked; sent: per step; all: every worker's steps together"
 )
 
 

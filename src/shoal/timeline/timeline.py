@@ -4,7 +4,7 @@
 
 * ``strategy``, ``model``, ``workers``, ``samples_per_second``: shown first on the page;
 * ``origin_ns``: the unix time at which the spans' clock reads 0; ``merge`` aligns by it;
-* ``dropped`` ``{worker: spans}``, ``torn`` ``{worker: why}``, ``missing`` ``[worker]``: what is not there.
+* ``dropped`` ``{worker: spans}``, ``torn`` ``{worker: why}``, ``missing`` ``[worker]``: what lacks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ not come in time is named. Polls instead of torch's blocking waits, which print 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import socket
@@ -15,14 +14,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shoal.errors import ExchangeTimeout, PeerLost, UsageError
-from shoal.runtime.alarm import Failure
 from shoal.runtime.launcher import contract
 from shoal.runtime.launcher.contract import Seat
+from shoal.runtime.launcher.failure import Failure
 
 log = logging.getLogger("shoal")
 
@@ -32,7 +32,14 @@ TELL_EVERY_SECONDS = 5.0
 _turns = itertools.count()  # the k-th join of a process meets the k-th join of the others
 
 
-def meet(seat: Seat, seconds: float) -> Store:
+class Meeting(NamedTuple):
+    """Two views of one store."""
+
+    store: Store  # of this join alone
+    run: Store  # of the whole generation: where the launcher, too, tells of failures
+
+
+def meet(seat: Seat, seconds: float) -> Meeting:
     """The store of this generation, once everybody is there.
 
     Args:
@@ -40,9 +47,10 @@ def meet(seat: Seat, seconds: float) -> Store:
         seconds: how long a single request to the store may take later on.
     """
     join_seconds = contract.read_seconds(contract.JOIN_SECONDS, contract.DEFAULT_JOIN_SECONDS)
-    store = _admit(seat, _connect(seat, seconds, join_seconds))
-    _wait_for_all(seat, store, join_seconds)
-    return store
+    base = _connect(seat, seconds, join_seconds)
+    meeting = Meeting(_admit(seat, base), PrefixStore(seat.prefix, base))
+    _wait_for_all(seat, meeting, join_seconds)
+    return meeting
 
 
 def turn() -> int:
@@ -122,16 +130,16 @@ def _first(store: Store, key: str, value: str) -> str:
     return told.decode()
 
 
-def _wait_for_all(seat: Seat, store: Store, join_seconds: float) -> None:
+def _wait_for_all(seat: Seat, meeting: Meeting, join_seconds: float) -> None:
     missing, tell = _awaited(seat), _Teller()
     for left in _countdown(join_seconds):
         with as_fault("waiting for the other workers"):
-            missing = [key for key in missing if not store.check([key])]
-            failed = store.check(["alarm/failure"])
+            missing = [key for key in missing if not meeting.store.check([key])]
+            failed = meeting.run.check(["alarm/failure"])
         if not missing:
             return
         if failed:
-            raise Failure(**json.loads(store.get("alarm/failure"))).as_error()
+            raise Failure.read(meeting.run.get("alarm/failure")).as_error()
         tell(left, f"{seat.name} waits for {_names(missing)} of {seat.workers}")
     raise ExchangeTimeout(
         f"{_names(missing)} of {seat.workers} did not join within {join_seconds:g} s: "

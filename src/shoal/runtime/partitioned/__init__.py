@@ -7,13 +7,12 @@ between workers, over :attr:`Placed.replica_group`, of :meth:`Placed.local_gradi
 This package imports FSDP2 and DTensor: the runtime loads it only for a strategy that cuts a model.
 """
 
-from shoal.runtime.partitioned.mesh import Degrees, data_index, mesh
+from shoal.runtime.partitioned.mesh import data_index, mesh
 from shoal.runtime.partitioned.pipe import Pipeline
 from shoal.runtime.partitioned.place import Placed, place
 from shoal.runtime.partitioned.state import clip, full_state, global_norm, load_full
 
 __all__ = [
-    "Degrees",
     "Pipeline",
     "Placed",
     "clip",

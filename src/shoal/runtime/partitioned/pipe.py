@@ -12,8 +12,8 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from shoal.errors import BadArgument, UnknownName
+from shoal.errors import BadArgument, LayoutMismatch, UnknownName
 from shoal.runtime.partitioned.stages import Blueprint, Passed, Stage, as_passed
 
 ScheduleName = Literal["1f1b", "gpipe"]
+Shape = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Loss = Callable[[Any, Any], Tensor]
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+CPU = torch.device("cpu")
 KEPT = 4  # schedules of different shapes whose buffers are kept
 
 
@@ -36,7 +38,7 @@ class Pipeline:
     Args:
         stage: the submodules of this rank.
         blueprint: the whole model, for shapes.
-        mesh: the ``pp`` axis.
+        mesh: all ranks.
         schedule: ``1f1b`` (a stage holds at most n activations) or ``gpipe`` (all forwards first).
             The gradients are the same. Fewer micro-batches than stages always go by gpipe.
     """
@@ -47,12 +49,11 @@ class Pipeline:
         if schedule not in SCHEDULES:
             raise UnknownName("pipeline schedule", schedule, SCHEDULES)
         self.stage, self.blueprint, self.schedule = stage, blueprint, schedule
-        self.group = mesh.get_group()
-        self.index, self.count = mesh.get_local_rank(), mesh.size()
-        self.device = torch.device(
-            mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None
-        )
-        self._kept: dict[Any, tuple[Any, _Losses]] = {}
+        self.group, self.shards = mesh["pp"].get_group(), mesh["dp_shard"]
+        self.index, self.count = mesh["pp"].get_local_rank(), mesh["pp"].size()
+        on_cuda = mesh.device_type == "cuda"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else CPU
+        self._kept: dict[Any, _Prepared] = {}
 
     @property
     def is_last(self) -> bool:
@@ -84,13 +85,13 @@ class Pipeline:
             why = f"{len(inputs)} micro-batches and {len(targets)} targets; give as many of each"
             raise BadArgument("forward_backward", why)
         samples = [len(micro[0]) for micro in inputs]
-        factors = weights or [n / sum(samples) for n in samples]
+        factors = list(weights or [n / sum(samples) for n in samples])
+        targets = list(targets)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for shape, found in groupby(range(len(inputs)), key=lambda i: _shape(inputs[i])):
-            chosen = list(found)
-            schedule, losses = self._prepared((shape, len(chosen)), inputs[chosen[0]])
-            losses.set(loss_fn, [targets[i] for i in chosen], [factors[i] for i in chosen])
-            total += self._pass(schedule, [inputs[i] for i in chosen])
+        for part in self._passes([_shape(micro) for micro in inputs]):
+            made = self._prepared(inputs[part])
+            made.loss.set(loss_fn, targets[part], factors[part])
+            total += self._run(made.schedule, inputs[part])
         dist.broadcast(total, group=self.group, group_src=self.count - 1)
         return total
 
@@ -114,7 +115,24 @@ class Pipeline:
             dist.broadcast(tensor, group=self.group, group_src=self.count - 1)
         return out if len(out) > 1 else out[0]
 
-    def _pass(self, schedule: Any, inputs: list[Passed]) -> Tensor:
+    def _passes(self, shapes: list[Shape]) -> list[slice]:
+        """Runs of equal shape; ZeRO shards, whose gathers must meet, agree on where they end."""
+        new = [i == 0 or shape != shapes[i - 1] for i, shape in enumerate(shapes)]
+        if self.shards.size() > 1:
+            agreed = torch.tensor([len(new), -len(new)], device=self.device)
+            dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self.shards.get_group())
+            if (most := int(agreed[0])) != (least := -int(agreed[1])):
+                raise LayoutMismatch(
+                    f"shards of one replica have {least} to {most} micro-batches: because each"
+                    f" gathers the others' parameters; instead: as many on every rank"
+                )
+            starts = torch.tensor(new, dtype=torch.int64, device=self.device)
+            dist.all_reduce(starts, op=dist.ReduceOp.MAX, group=self.shards.get_group())
+            new = starts.bool().tolist()
+        bounds = [i for i, starts_here in enumerate(new) if starts_here] + [len(new)]
+        return [slice(*pair) for pair in pairwise(bounds)]
+
+    def _run(self, schedule: Any, inputs: list[Passed]) -> Tensor:
         whole = [torch.cat(parts) for parts in zip(*inputs, strict=True)] if not self.index else []
         # the target is the number of the micro-batch: the real ones may be of any type
         target = torch.arange(len(inputs)) if self.is_last else None
@@ -124,31 +142,30 @@ class Pipeline:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum().double()
 
-    def _prepared(self, key: Any, example: Passed) -> tuple[Any, _Losses]:
+    def _prepared(self, inputs: list[Passed]) -> _Prepared:
+        key = (_shape(inputs[0]), len(inputs))
         if key not in self._kept:
             if len(self._kept) == KEPT:  # all stages see the same shapes, so drop the same
                 self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = self._build(example, count=key[1])
-        schedule, losses = self._kept[key]
-        self._announce(schedule._stage_outputs)
-        return schedule, losses
+            self._kept[key] = self._build(inputs[0], count=len(inputs))
+        self._announce(self._kept[key].outputs)
+        return self._kept[key]
 
-    def _build(self, example: Passed, *, count: int) -> tuple[Any, _Losses]:
+    def _build(self, example: Passed, *, count: int) -> _Prepared:
         passed = self.blueprint.passed(example)
+        inputs, outputs = passed[self.index : self.index + 2]
         stage = PipelineStage(
             self.stage,
             self.index,
             self.count,
             self.device,
-            input_args=passed[self.index],
-            output_args=passed[self.index + 1],
+            input_args=inputs,
+            output_args=outputs,
             group=self.group,
         )
-        losses = _Losses()
+        loss = _Loss()
         kind = SCHEDULES["gpipe" if count < self.count else self.schedule]
-        schedule = kind(stage, count, loss_fn=losses, scale_grads=False)
-        schedule._stage_outputs = passed[self.index + 1]
-        return schedule, losses
+        return _Prepared(kind(stage, count, loss_fn=loss, scale_grads=False), loss, outputs)
 
     def _announce(self, outputs: Passed) -> None:
         self.stage.dtypes = tuple(t.dtype for t in outputs)
@@ -157,10 +174,11 @@ class Pipeline:
         return tuple(torch.empty_like(t, device=self.device, requires_grad=False) for t in like)
 
 
-class _Losses:
+class _Loss:
     """What torch's schedule calls for the loss: finds target and weight by micro-batch number."""
 
     def set(self, loss_fn: Loss, targets: list[Any], weights: list[float]) -> None:
+        """Take what the next pass needs."""
         self.loss_fn, self.targets, self.weights = loss_fn, targets, weights
 
     def __call__(self, output: Any, number: Tensor) -> Tensor:
@@ -168,5 +186,11 @@ class _Losses:
         return self.loss_fn(output, self.targets[i]) * self.weights[i]
 
 
-def _shape(passed: Passed) -> tuple[Any, ...]:
+class _Prepared(NamedTuple):
+    schedule: Any
+    loss: _Loss
+    outputs: Passed  # what leaves this stage, without numbers
+
+
+def _shape(passed: Passed) -> Shape:
     return tuple((tuple(t.shape), t.dtype) for t in passed)

@@ -19,6 +19,7 @@ all samples, however unevenly they are dealt.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,12 +115,19 @@ def place(
     pipeline = None
     if blueprint:
         kept = stage = Stage(model, parts[pp.get_local_rank()])
-        pipeline = Pipeline(stage, blueprint, mesh=pp, schedule=schedule)
+        pipeline = Pipeline(stage, blueprint, mesh=mesh, schedule=schedule)
     if dp.size() > 1:
+        if styles:
+            _expect_views()
         shard.cut(kept, dp)
     if optimizer:
         optimizers.repoint(optimizer, groups, kept)
     return Placed(kept, mesh, pipeline, entries)
+
+
+def _expect_views() -> None:
+    """A gathered output is a view, of which FSDP2 warns at each start; nobody here writes to it."""
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from shoal.errors import CheckpointMismatch
 from shoal.runtime.partitioned.place import Placed, local
@@ -25,8 +26,7 @@ def full_state(placed: Placed) -> dict[str, Tensor]:
     for name, stage, shape, dtype in placed.entries:
         if stage == pp.get_local_rank():
             value = mine[name]
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            full[name] = whole.detach().clone(memory_format=torch.contiguous_format)
+            full[name] = _whole(value).clone(memory_format=torch.contiguous_format)
         else:
             full[name] = torch.empty(shape, dtype=dtype, device=placed.mesh.device_type)
         if pp.size() > 1:
@@ -65,16 +65,10 @@ def global_norm(placed: Placed) -> Tensor:
         if (grad := parameter.grad) is not None:
             cut = _axes(grad)
             square = local(grad).double().square().sum()
-            squares["dp_shard" in cut, "tp" in cut] += square
-    for axis, kinds in (("dp_shard", squares[1]), ("tp", squares[:, 1].contiguous())):
-        if placed.mesh[axis].size() > 1:
-            dist.all_reduce(kinds, group=placed.mesh[axis].get_group())
-        if axis == "tp":
-            squares[:, 1] = kinds
-    total = squares.sum()
-    if placed.mesh["pp"].size() > 1:
-        dist.all_reduce(total, group=placed.mesh["pp"].get_group())
-    return total.sqrt()
+            squares[int("dp_shard" in cut), int("tp" in cut)] += square
+    squares[1] = _sum(squares[1], placed.mesh["dp_shard"])
+    squares[:, 1] = _sum(squares[:, 1], placed.mesh["tp"])
+    return _sum(squares.sum(), placed.mesh["pp"]).sqrt()
 
 
 @torch.no_grad()
@@ -87,9 +81,26 @@ def clip(placed: Placed, max_norm: float) -> Tensor:
     return norm
 
 
+def _whole(value: Tensor) -> Tensor:
+    if not isinstance(value, DTensor):
+        return value.detach()
+    placements = list(value.placements)
+    for axis in range(len(placements)):  # one by one: at once, torch warns that it cannot be
+        placements[axis] = Replicate()
+        value = value.redistribute(placements=placements)
+    return local(value)
+
+
+def _sum(values: Tensor, axis: DeviceMesh) -> Tensor:
+    total = values.clone(memory_format=torch.contiguous_format)
+    if axis.size() > 1:
+        dist.all_reduce(total, group=axis.get_group())
+    return total
+
+
 def _axes(grad: Tensor) -> set[str]:
     """The mesh axes over which this gradient is cut, not copied."""
     if not isinstance(grad, DTensor):
         return set()
     names = grad.device_mesh.mesh_dim_names or ()
-    return {name for name, p in zip(names, grad.placements, strict=True) if p.is_shard()}
+    return {name for name, p in zip(names, grad.placements, strict=True) if not p.is_replicate()}

@@ -1,0 +1,78 @@
+"""``shoal run train.py -n 4 --strategy "..."``: train a script on several workers."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.strategy import Strategy
+
+
+def run(
+    context: typer.Context,
+    script: str = typer.Argument(..., help="The training script."),
+    workers: str = typer.Option("1", "-n", "--workers", help="Workers on this machine."),
+    strategy: str | None = typer.Option(None, "--strategy", "-s", help="How to train, in a line."),
+    backend: str | None = typer.Option(None, help="gloo or nccl; nccl where there are GPUs."),
+    output: str = typer.Option("main", help="main: rank 0's output; all: everybody's, prefixed."),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint."),
+    checkpoint: Path | None = typer.Option(None, help="Directory of checkpoints."),
+    max_restarts: int = typer.Option(0, help="Start again that often after a failure."),
+    timeout: float | None = typer.Option(None, help="Seconds an exchange may take."),
+    directory: Path | None = typer.Option(None, "--dir", help="Keep logs and timelines here."),
+    hosts: str | None = typer.Option(None, help="All machines, as a,b; run this on each of them."),
+    node_rank: int = typer.Option(0, help="Which of the hosts this is."),
+    master: str | None = typer.Option(None, help="host:port where they meet; on the first host."),
+    port: int = typer.Option(0, help="Port to meet at on one machine; 0 takes any."),
+    oversubscribe: bool = typer.Option(False, "--oversubscribe", help="Any number of workers."),
+) -> None:
+    """Train SCRIPT on several workers. Flags for the script itself come after `--`."""
+    from shoal.runtime.launch import LaunchOptions, launch
+    from shoal.runtime.launcher.options import check, parse_workers
+
+    refuse_mistyped(context)
+    command = [script, *context.args, *(context.obj or [])]
+    options = LaunchOptions(
+        workers=parse_workers(workers), backend=backend, output=output,
+        strategy=strategy, resume=resume, checkpoint=checkpoint, max_restarts=max_restarts,
+        timeout_seconds=timeout, directory=directory, hosts=split_hosts(hosts),
+        node_rank=node_rank, master=master, port=port, oversubscribe=oversubscribe,
+    )  # fmt: skip
+    check(command, options)  # what is cheap to refuse comes before torch is loaded
+    if strategy is not None:
+        plan = read_strategy(strategy, options.world_size)
+        options = replace(options, servers=plan.coordination.servers)
+    raise typer.Exit(launch(command, options))
+
+
+def refuse_mistyped(context: typer.Context) -> None:
+    """An unknown option that looks like one of ours is a slip, not the script's."""
+    known = [name for parameter in context.command.params for name in parameter.opts]
+    for word in context.args:
+        name = word.split("=")[0]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if name.startswith("--") and near:
+            raise UsageError(
+                f"unknown option {name}: did you mean {near[0]}? "
+                "(options of the script itself come after --)"
+            )
+
+
+def split_hosts(text: str | None) -> tuple[str, ...]:
+    """``a,b`` as typed."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def read_strategy(text: str, workers: int) -> Strategy:
+    """The strategy, checked against the number of workers."""
+    from shoal.rules import Facts
+    from shoal.strategy import parse
+
+    return parse(text).bind(Facts(ranks=workers))

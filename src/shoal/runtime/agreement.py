@@ -1,0 +1,101 @@
+"""Agree on named tensors, one task at a time: flows, and what they remember.
+
+An agreement holds numbers in flat buffers. ``flow(i)`` is the generator of its i-th task: it asks,
+is answered, and leaves the agreed numbers in the place of my own. Who drives it (an overlapping
+engine, a lockstep harness, a simulator) is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from shoal.axes.compression import Compressor, Trait, Value
+from shoal.axes.scheduling import Cost, Schedule
+from shoal.flow import Ask, Flow, Gather, alone, together
+from shoal.runtime.flats import Bound, Flats
+
+
+def typical(nbytes: int) -> float:
+    """Seconds of a message on a link nobody measured: 100 us and 1 GB/s."""
+    return 1e-4 + nbytes * 1e-9
+
+
+class Agreement:
+    """What a set of tensors becomes when all workers have spoken.
+
+    Args:
+        flats: the numbers, mine before and agreed after.
+        schedule: into which messages they are put.
+        compressor: in what form these travel.
+    """
+
+    def __init__(
+        self, flats: Flats, schedule: Schedule, compressor: Compressor, cost: Cost = typical
+    ) -> None:
+        self.flats = flats
+        self.compressor = compressor
+        self.tasks = flats.bind(schedule, cost)
+        self.round = 0
+        self.states: dict[str, Any] = {}
+
+    def flow(self, index: int) -> Generator[Ask, Any, None]:
+        """The i-th task, from my numbers to the agreed ones, in place."""
+        task = self.tasks[index]
+        if Trait.ELEMENTWISE in self.compressor.traits:
+            agreed = yield from self.compressor.flow(Value(task.whole), None, self.round)
+            _put(agreed.mean, task.whole)
+            return
+        ends = yield from together(self._open(task))
+        for key, piece, agreed in zip(task.keys, task.pieces, ends, strict=True):
+            self.states[key] = agreed.state
+            _put(agreed.mean, piece)
+
+    def flows(self) -> Generator[Ask, Any, None]:
+        """All tasks, one after the other, and the end of the round."""
+        for index in range(len(self.tasks)):
+            yield from self.flow(index)
+        self.round += 1
+
+    def messages(self) -> dict[str, tuple[Tensor, ...]]:
+        """What I would send, a message a parameter, with nobody's answer (for pushes).
+
+        Of compressors with one ask. What is lost is remembered as if I had been alone.
+        """
+        sent: dict[str, tuple[Tensor, ...]] = {}
+        for task in self.tasks:
+            for key, flow in zip(task.keys, self._open(task), strict=True):
+                ask = next(flow)
+                sent[key] = ask.parts if isinstance(ask, Gather) else (ask[0].clone(),)
+                try:
+                    flow.send(alone(ask))
+                except StopIteration as end:
+                    self.states[key] = end.value.state
+        self.round += 1
+        return sent
+
+    def _open(self, task: Bound) -> list[Flow]:
+        flows = []
+        for key, piece in zip(task.keys, task.pieces, strict=True):
+            value = Value(piece, key)
+            if key not in self.states:
+                self.states[key] = self.compressor.init(value)
+            flows.append(self.compressor.flow(value, self.states[key], self.round))
+        return flows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds, and every state by parameter name."""
+        kept = {k: s for k, s in self.states.items() if s is not None}
+        return {"round": self.round, "states": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where ``state_dict`` left off."""
+        self.round = int(state["round"])
+        self.states = dict(state["states"])
+
+
+def _put(value: Tensor, into: Tensor) -> None:
+    if value.data_ptr() != into.data_ptr():
+        into.copy_(value)

@@ -1,0 +1,176 @@
+"""Drive a replica's agreement on gradients while backward computes them.
+
+Gradients live in flat buffers and parameters' ``.grad`` are views of them. When the last gradient
+of a task has arrived its flow opens, asks, and is suspended; by the time backward ends most answers
+are there. Tasks are issued in plan order, so that every rank enters collectives in one order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from shoal.axes.compression import Trait
+from shoal.errors import UsageError
+from shoal.flow import Ask
+from shoal.runtime.agreement import Agreement
+from shoal.runtime.line import Inline, Suspended, Thread
+from shoal.timeline.record import Recorder
+from shoal.wire.pending import Pending, Wire, Works
+
+
+class Stamped(NamedTuple):
+    """An answer under way whose arrival is noted."""
+
+    pending: Pending
+    arrived: Callable[[], None]
+
+    def wait(self) -> object:
+        """Wait, and note it unless the work's own callback did."""
+        answer = self.pending.wait()
+        self.arrived()
+        return answer
+
+
+class Engine:
+    """Hooks on parameters that put gradients into messages, and messages on the wire.
+
+    Args:
+        agreement: the gradients and their tasks.
+        wire: who answers.
+        parameters: by the names that the agreement uses.
+        recorder: where exchange spans go.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        wire: Wire,
+        *,
+        parameters: Mapping[str, nn.Parameter],
+        recorder: Recorder,
+    ) -> None:
+        self.agreement = agreement
+        self.wire = wire
+        self.parameters = parameters
+        self.recorder = recorder
+        self.step = 0
+        self.live = False
+        self._views = {name: agreement.flats.places[name].view for name in parameters}
+        self._tasks_of: dict[str, list[int]] = {name: [] for name in parameters}
+        for index, task in enumerate(agreement.tasks):
+            for name in task.names:
+                self._tasks_of[name].append(index)
+        simple = Trait.ONE_SHOT in agreement.compressor.traits and not wire.blocks
+        self.line = Inline() if simple else Thread()
+        self._lag = None if simple else 1
+        self._handles = [
+            p.register_post_accumulate_grad_hook(partial(self._arrived, name))  # type: ignore[no-untyped-call]
+            for name, p in parameters.items()
+        ]
+        self._reset()
+
+    def _reset(self) -> None:
+        self.live = False
+        self._next = 0
+        self._open: list[Suspended | None] = [None] * len(self.agreement.tasks)
+        self._missing = [len(set(task.names)) for task in self.agreement.tasks]
+        self._here: set[str] = set()
+
+    def arm(self, step: int) -> None:
+        """The backward to come is the last of the step: gradients may leave as they arrive."""
+        self.step = step
+        self.live = True
+
+    def _arrived(self, name: str, parameter: Tensor) -> None:
+        if not self.live:
+            return
+        if name in self._here:
+            raise UsageError(
+                f"the gradient of {name} arrived twice in one backward (reentrant checkpointing?): "
+                "use use_reentrant=False, or the schedule fifo"
+            )
+        self._take(name, parameter)
+        self._start_ready()
+
+    def _take(self, name: str, parameter: Tensor) -> None:
+        view, grad = self._views[name], parameter.grad
+        if grad is None:
+            view.zero_()
+        elif grad is not view:
+            view.copy_(grad.to_dense() if grad.is_sparse else grad)
+            parameter.grad = view
+        self._here.add(name)
+        for index in self._tasks_of[name]:
+            self._missing[index] -= 1
+
+    def _start_ready(self) -> None:
+        while self._next < len(self._missing) and self._missing[self._next] == 0:
+            self.line.submit(partial(self._start, self._next))
+            self._next += 1
+
+    def _start(self, index: int) -> None:
+        task = self.agreement.tasks[index]
+        note = partial(self._note, f"exchange {index}", task.task.nbytes)
+        watched = note if self.recorder.enabled else None
+        self._open[index] = Suspended(self.agreement.flow(index), self.wire, watched)
+        if self._lag is not None and index >= self._lag:
+            self._finish(index - self._lag)
+
+    def _finish(self, index: int) -> None:
+        suspended = self._open[index]
+        if suspended is not None:
+            suspended.finish()
+
+    def _note(self, name: str, nbytes: int, ask: Ask, pending: Pending) -> Pending:
+        start, step = time.perf_counter(), self.step
+        noted: list[bool] = []
+
+        def arrived(*_: object) -> None:
+            if not noted:
+                noted.append(True)
+                seconds = time.perf_counter() - start
+                self.recorder.add("exchange", name, start, seconds, nbytes, step)
+
+        if isinstance(pending, Works) and pending.works:
+            pending.works[-1].get_future().add_done_callback(arrived)
+        return Stamped(pending, arrived)
+
+    def send_rest(self) -> tuple[str, ...]:
+        """Backward is over: issue what has not left yet; return whose gradient never came."""
+        self.live = False
+        unused = []
+        for name, parameter in self.parameters.items():
+            if name not in self._here:
+                if parameter.grad is None:
+                    unused.append(name)
+                self._take(name, parameter)
+        self._start_ready()
+        return tuple(unused)
+
+    def settle(self) -> None:
+        """Wait until every task is agreed."""
+        for index in range(len(self._open)):
+            self.line.submit(partial(self._finish, index))
+        self.line.join()
+        self._reset()
+
+    def settle_some(self, names: tuple[str, ...]) -> None:
+        """Wait until the tasks of these parameters are agreed, and no longer."""
+        for index in sorted({i for name in names for i in self._tasks_of[name]}):
+            self.line.submit(partial(self._finish, index))
+        self.line.join()
+
+    def forget(self) -> None:
+        """The step's tasks are all agreed: make ready for the next."""
+        self._reset()
+
+    def close(self) -> None:
+        """Take the hooks off and end the thread."""
+        for handle in self._handles:
+            handle.remove()
+        self.line.close()

@@ -1,0 +1,131 @@
+"""Where the numbers of a message live: one flat buffer a type, and shaped views into it.
+
+Tensors lie in the order in which backward meets them (last layer first), so that the tensors of one
+task are one contiguous range: a message needs no copy, neither before nor after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.axes.scheduling import Cost, Layer, Schedule, Slice, Task
+
+
+class Place(NamedTuple):
+    """Where one tensor lies: which flat buffer, from which element, and how it looks."""
+
+    kind: tuple[torch.dtype, torch.device]
+    start: int
+    numel: int  # real numbers: a complex number counts twice
+    view: Tensor  # shaped and strided as the tensor it stands for
+
+
+class Bound(NamedTuple):
+    """A task of a schedule, bound to memory."""
+
+    task: Task
+    names: tuple[str, ...]
+    keys: tuple[str, ...]  # of axis state: the parameter's name, and the range if it was cut
+    pieces: tuple[Tensor, ...]  # shaped views, or flat ones of a slice
+    whole: Tensor  # the same numbers as one flat range
+
+
+class Flats:
+    """Flat buffers that hold a copy of named tensors' shapes, in backward order.
+
+    Args:
+        tensors: what to make room for, in forward order.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.names = tuple(tensors)
+        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+        spots: dict[str, tuple[tuple[torch.dtype, torch.device], int, int]] = {}
+        for name in reversed(self.names):
+            kind, numel = _real(tensors[name])
+            spots[name] = (kind, sizes.get(kind, 0), numel)
+            sizes[kind] = sizes.get(kind, 0) + numel
+        self.buffers = {k: torch.zeros(n, dtype=k[0], device=k[1]) for k, n in sizes.items()}
+        self.places = {
+            name: Place(kind, start, numel, _view(self.buffers[kind], start, tensors[name]))
+            for name, (kind, start, numel) in spots.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(b.numel() * b.element_size() for b in self.buffers.values())
+
+    def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bound, ...]:
+        """Plan the tasks of each type apart, then order them as backward makes them ready.
+
+        The order is the same on every rank: it depends on shapes and costs only.
+        """
+        bound = []
+        for kind in self.buffers:
+            names = [n for n in self.names if self.places[n].kind == kind]
+            layers = [self._layer(n) for n in names]
+            bound += [self._bind(task, names) for task in schedule.plan(layers, cost)]
+        if len(self.buffers) == 1:
+            return tuple(bound)
+        index = {name: i for i, name in enumerate(self.names)}
+        return tuple(sorted(bound, key=lambda b: -min(index[n] for n in b.names)))
+
+    def _layer(self, name: str) -> Layer:
+        place = self.places[name]
+        nbytes = place.numel * torch.empty((), dtype=place.kind[0]).element_size()
+        return Layer(name, nbytes, nbytes * 1e-9, nbytes * 2e-9)
+
+    def _bind(self, task: Task, names: Sequence[str]) -> Bound:
+        cuts = [self._cut(names[s.layer], s) for s in task.slices]
+        starts, stops = [a for _, a, _ in cuts], [b for _, _, b in cuts]
+        first, last = min(starts), max(stops)
+        if last - first != sum(b - a for _, a, b in cuts):
+            raise ValueError(f"task {task} is not one range of its buffer")
+        flat = self.buffers[self.places[cuts[0][0]].kind]
+        pieces, keys = [], []
+        for name, start, stop in cuts:
+            place = self.places[name]
+            complete = stop - start == place.numel
+            pieces.append(place.view if complete else flat[start:stop])
+            keys.append(name if complete else f"{name}[{start - place.start}:{stop - place.start}]")
+        used = tuple(name for name, _, _ in cuts)
+        return Bound(task, used, tuple(keys), tuple(pieces), flat[first:last])
+
+    def _cut(self, name: str, piece: Slice) -> tuple[str, int, int]:
+        place = self.places[name]
+        size = torch.empty((), dtype=place.kind[0]).element_size()
+        return name, place.start + piece.start // size, place.start + piece.stop // size
+
+
+def _real(tensor: Tensor) -> tuple[tuple[torch.dtype, torch.device], int]:
+    if tensor.is_complex():
+        return (tensor.real.dtype, tensor.device), 2 * tensor.numel()
+    return (tensor.dtype, tensor.device), tensor.numel()
+
+
+def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
+    """A view shaped as ``like``, with its strides where those are dense."""
+    if like.is_complex():
+        real = buffer[start : start + 2 * like.numel()].view(*like.shape, 2)
+        return torch.view_as_complex(real)
+    flat = buffer[start : start + like.numel()]
+    if like.is_contiguous() or not _dense(like):
+        return flat.view(like.shape)
+    return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether the strides visit every element of one block once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

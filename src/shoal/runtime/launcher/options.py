@@ -1,0 +1,183 @@
+"""What the launcher is asked to do, refused before any process starts when it will not do."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import UnknownName, UsageError
+from shoal.runtime.launcher.interfaces import is_local
+
+OUTPUTS = ("main", "all")
+DEATHS = ("fail", "shrink", "replace")
+BACKENDS = ("gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How to start the workers, where their output goes and what a death means."""
+
+    workers: int = 1  # on this machine
+    servers: int = 0
+    strategy: str | None = None
+    backend: str | None = None
+    output: str = "main"
+    resume: bool = False
+    checkpoint: Path | None = None
+    max_restarts: int = 0
+    timeout_seconds: float | None = None
+    directory: Path | None = None
+    hosts: tuple[str, ...] = ()
+    node_rank: int = 0
+    master: str | None = None
+    port: int = 0
+    oversubscribe: bool = False
+    on_death: str = "fail"
+
+    @property
+    def nodes(self) -> int:
+        """How many machines take part."""
+        return max(1, len(self.hosts))
+
+    @property
+    def world_size(self) -> int:
+        """Workers on all machines."""
+        return self.workers * self.nodes
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the store lives in this launcher."""
+        return self.node_rank == 0
+
+    @property
+    def meets(self) -> bool:
+        """Whether there is anybody to meet."""
+        return self.world_size > 1 or self.servers > 0
+
+
+def most_workers() -> int:
+    """Beyond this many on one machine, one has probably mistyped."""
+    return max(64, 16 * (os.cpu_count() or 1))
+
+
+def parse_workers(text: str) -> int:
+    """A number of workers as typed.
+
+    >>> parse_workers("4")
+    4
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"-n {text}: the number of workers is a whole number, like 4") from None
+
+
+def check(command: Sequence[str], options: LaunchOptions) -> None:
+    """Raise a UsageError that names the option, its value and the way out."""
+    _check_workers(options)
+    _check_script(command)
+    _check_choices(options)
+    _check_places(options)
+    if options.nodes > 1:
+        _check_nodes(options)
+    elif options.node_rank != 0 or options.master:
+        raise UsageError("--node-rank and --master have no effect without --hosts a,b")
+
+
+def _check_workers(options: LaunchOptions) -> None:
+    n, limit = options.workers, most_workers()
+    if n < 1:
+        raise UsageError(f"-n {n}: at least one worker is needed")
+    if n + options.servers > limit and not options.oversubscribe:
+        raise UsageError(
+            f"-n {n}: this machine has {os.cpu_count()} cores, and more than {limit} workers on it "
+            f"only get in each other's way; use -n {os.cpu_count()}, or --oversubscribe to insist"
+        )
+    if options.servers < 0:
+        raise UsageError(f"servers={options.servers}: cannot be negative")
+    if options.max_restarts < 0:
+        raise UsageError(f"--max-restarts {options.max_restarts}: cannot be negative")
+    seconds = options.timeout_seconds
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+        raise UsageError(f"--timeout {seconds:g}: seconds must be positive, as in --timeout 60")
+
+
+def _check_script(command: Sequence[str]) -> None:
+    if not command:
+        raise UsageError("no script given: shoal run train.py -n 2")
+    script = Path(command[0])
+    if script.is_dir():
+        raise UsageError(f"{script} is a directory; name the training script in it")
+    if not script.exists():
+        raise UsageError(f"{script} does not exist (looked in {Path.cwd()})")
+    if not script.is_file() or not os.access(script, os.R_OK):
+        raise UsageError(f"{script} is not a file that can be read")
+
+
+def _check_choices(options: LaunchOptions) -> None:
+    if options.output not in OUTPUTS:
+        raise UnknownName("--output", options.output, OUTPUTS)
+    if options.backend is not None and options.backend not in BACKENDS:
+        raise UnknownName("--backend", options.backend, BACKENDS)
+    if options.on_death not in DEATHS:
+        raise UnknownName("on_death", options.on_death, DEATHS)
+    if options.on_death != "fail":
+        raise UsageError(
+            f"on_death={options.on_death!r}: the launcher cannot yet {options.on_death}; "
+            "use 'fail', with --max-restarts to start again from the last checkpoint"
+        )
+
+
+def _check_places(options: LaunchOptions) -> None:
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port {options.port}: a port lies between 1 and 65535, or 0 for any")
+    for name, path in (("--dir", options.directory), ("--checkpoint", options.checkpoint)):
+        if path is not None and path.exists() and not path.is_dir():
+            raise UsageError(f"{name} {path}: is a file; name a directory")
+        if path is not None and not _writable(path):
+            raise UsageError(f"{name} {path}: cannot be written to; choose another directory")
+
+
+def _writable(path: Path) -> bool:
+    try:
+        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+    except (OSError, StopIteration):  # a name too long, or a loop of links
+        return False
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _check_nodes(options: LaunchOptions) -> None:
+    if len(set(options.hosts)) < len(options.hosts) or not all(options.hosts):
+        raise UsageError(f"--hosts {','.join(options.hosts)}: each host once, separated by commas")
+    if not 0 <= options.node_rank < options.nodes:
+        raise UsageError(
+            f"--node-rank {options.node_rank}: with {options.nodes} hosts it runs from 0 to "
+            f"{options.nodes - 1}"
+        )
+    host, port = master(options)
+    if options.hosts_store and not is_local(host):
+        raise UsageError(f"--master {host}:{port}: node 0 hosts it, but {host} is not this machine")
+    if options.max_restarts:
+        raise UsageError(
+            "--max-restarts over several hosts needs somebody to tell all launchers: "
+            "use torchrun --max-restarts, which starts the same script"
+        )
+    if options.servers:
+        raise UsageError("servers are started on one machine only; leave out --hosts")
+    if not os.environ.get("SHOAL_TOKEN"):
+        raise UsageError(
+            "--hosts needs SHOAL_TOKEN, the same on every host, so that nobody else can join: "
+            "export SHOAL_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(16))')"
+        )
+
+
+def master(options: LaunchOptions) -> tuple[str, int]:
+    """Where workers of several hosts meet."""
+    text = options.master or f"{options.hosts[0]}:29500"
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise UsageError(f"--master {text}: host:port, as in node0:29500")
+    return host, int(port)

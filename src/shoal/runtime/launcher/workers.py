@@ -1,0 +1,205 @@
+"""Worker processes: each in a session of its own, so that what it started dies with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.runtime.launcher import contract
+from shoal.runtime.launcher.interfaces import IFNAME, loopback_name
+from shoal.runtime.launcher.options import LaunchOptions
+
+PR_SET_PDEATHSIG = 1
+LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the workers of one run meet and leave their files."""
+
+    run_id: str
+    token: str = field(repr=False)
+    host: str
+    port: int
+    directory: Path
+    kept: bool
+
+
+@dataclass
+class Worker:
+    """One started process."""
+
+    name: str
+    key: str
+    rank: int  # -1 for a server
+    process: subprocess.Popen[bytes]
+    error_file: Path
+    joined_file: Path
+    code: int | None = None
+    ended: float = 0.0
+    stopped: bool = False  # by the launcher, so its end explains nothing
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended badly."""
+        return self.code is not None and self.code != 0
+
+    @property
+    def joined(self) -> bool:
+        """Whether its script has called distribute."""
+        return self.joined_file.exists()
+
+    def reap(self) -> bool:
+        """Whether it has ended just now; its process group is cleared before its id is free."""
+        if self.code is not None:
+            return False
+        pid = self.process.pid
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return False
+        clear_group(pid)
+        self.code = self.process.wait()
+        self.ended = time.monotonic()
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send to the worker and to all it has started."""
+        if self.code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+
+def clear_group(group: int) -> None:
+    """End what a worker left behind; a resource tracker has a moment to free shared memory."""
+    if not _others(group):
+        return
+    for number, seconds in ((signal.SIGTERM, 0.3), (signal.SIGKILL, 0.3)):
+        end = time.monotonic() + seconds
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+        while time.monotonic() < end:
+            if not _others(group):
+                return
+            time.sleep(LOOK_SECONDS)
+
+
+def _others(group: int) -> bool:
+    """Whether a group has a live member besides its ended leader."""
+    if not Path("/proc/self/stat").exists():
+        return False
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != group:
+            with suppress(OSError, IndexError, ValueError):
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group and fields[0] != "Z":
+                    return True
+    return False
+
+
+def worker_environment(
+    options: LaunchOptions, place: Place, *, index: int, generation: int
+) -> dict[str, str]:
+    """What a worker is told: torchrun's variables, then ours."""
+    rank = options.node_rank * options.workers + index
+    return {
+        **_shared_environment(options, place, generation),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(index),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(options.world_size),
+        contract.ROLE: "worker",
+        contract.ERROR_FILE: str(_error_file(place, str(rank), generation)),
+    }
+
+
+def server_environment(
+    options: LaunchOptions, place: Place, *, index: int, generation: int
+) -> dict[str, str]:
+    """What a parameter server is told; it has no rank."""
+    return {
+        **_shared_environment(options, place, generation),
+        contract.ROLE: "server",
+        contract.SERVER: str(index),
+        contract.ERROR_FILE: str(_error_file(place, f"server-{index}", generation)),
+    }
+
+
+def _error_file(place: Place, key: str, generation: int) -> Path:
+    return place.directory / f"error-{key}.{generation}.json"
+
+
+def _shared_environment(options: LaunchOptions, place: Place, generation: int) -> dict[str, str]:
+    resumes = options.resume or generation > 0
+    env = {
+        "WORLD_SIZE": str(options.world_size),
+        "LOCAL_WORLD_SIZE": str(options.workers),
+        "GROUP_RANK": str(options.node_rank),
+        "GROUP_WORLD_SIZE": str(options.nodes),
+        "MASTER_ADDR": place.host,
+        "MASTER_PORT": str(place.port),
+        "TORCHELASTIC_RESTART_COUNT": str(generation),
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+        "TORCHELASTIC_RUN_ID": place.run_id,
+        contract.AGENT_STORE: str(options.meets),
+        contract.RUN_ID: place.run_id,
+        contract.TOKEN: place.token,
+        contract.GENERATION: str(generation),
+        contract.DIRECTORY: str(place.directory),
+        contract.KEPT: "1" if place.kept else "0",
+        contract.SERVERS: str(options.servers),
+        "PYTHONUNBUFFERED": "1",
+    }
+    ours = {
+        contract.STRATEGY: options.strategy,
+        contract.BACKEND: options.backend,
+        contract.RESUME: "1" if resumes else None,
+        contract.CHECKPOINT: str(options.checkpoint.absolute()) if options.checkpoint else None,
+        contract.TIMEOUT: str(options.timeout_seconds) if options.timeout_seconds else None,
+    }
+    return env | {name: value for name, value in ours.items() if value is not None}
+
+
+def defaults(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:
+    """What is set only where the user has not."""
+    threads = max(1, (os.cpu_count() or 1) // (options.workers + options.servers))
+    wanted = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    lo = loopback_name()
+    if options.nodes == 1 and lo is not None:
+        wanted[IFNAME] = lo  # whatever this machine's name resolves to
+    return {name: value for name, value in wanted.items() if not environ.get(name)}
+
+
+def spawn(
+    command: Sequence[str], env: Mapping[str, str], streams: tuple[int | None, int | None]
+) -> subprocess.Popen[bytes]:
+    """Start one worker; it dies when this process does."""
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        start_new_session=True,
+        preexec_fn=_die_with_parent(),
+    )
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it was asked
+            os._exit(1)
+
+    return ask

@@ -1,0 +1,109 @@
+"""Where asks are issued from: at once in the caller, or from a communication thread.
+
+Either way they are issued one after the other in the order submitted, which is the same on every
+rank. A thread is for wires that block and for flows that ask again: it waits, backward does not.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from shoal.flow import Ask
+from shoal.runtime.modes import Asks
+from shoal.wire.pending import Pending, Wire
+
+Job = Callable[[], None]
+
+
+class Suspended:
+    """A flow between an ask and its answer.
+
+    Args:
+        flow: to run.
+        wire: who answers.
+        issued: told of each ask and its answer under way, for the timeline.
+    """
+
+    __slots__ = ("_flow", "_issued", "_pending", "_wire")
+
+    def __init__(
+        self, flow: Asks, wire: Wire, issued: Callable[[Ask, Pending], Pending] | None = None
+    ) -> None:
+        self._flow = flow
+        self._wire = wire
+        self._issued = issued
+        self._pending: Pending | None = None
+        self._advance(None)
+
+    def _advance(self, answer: Any) -> None:
+        try:
+            ask = self._flow.send(answer)
+        except StopIteration:
+            self._pending = None
+            return
+        pending = self._wire.ask(ask)
+        self._pending = self._issued(ask, pending) if self._issued else pending
+
+    def finish(self) -> None:
+        """Wait for answers until the flow ends."""
+        while self._pending is not None:
+            self._advance(self._pending.wait())
+
+
+class Inline:
+    """Jobs run at once, in the caller's thread."""
+
+    def submit(self, job: Job) -> None:
+        """Run it."""
+        job()
+
+    def join(self) -> None:
+        """Nothing is left to wait for."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Thread:
+    """Jobs run in one communication thread, in order; an error surfaces at the next join."""
+
+    def __init__(self, name: str = "shoal-exchange") -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._left = 0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue it."""
+        with self._idle:
+            self._left += 1
+        self._jobs.put(job)
+
+    def join(self) -> None:
+        """Wait until all jobs ran; raise the first error there was."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._left == 0)
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End the thread."""
+        self._jobs.put(None)
+        self._thread.join(5)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self._error is None:  # after an error the rest of the step is void
+                    job()
+            except BaseException as error:
+                self._error = error
+            with self._idle:
+                self._left -= 1
+                self._idle.notify_all()

@@ -1,0 +1,67 @@
+"""Several steps alone, then agree on what they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shoal.runtime.agreement import Agreement
+from shoal.runtime.modes.mode import Apply, Asks, Parameters
+
+
+class LocalMode:
+    """Every ``period`` steps, x <- anchor + mean(x - anchor).
+
+    The change travels, not the model, so that it may be compressed.
+
+    Args:
+        parameters: the model, updated in place.
+        changes: the agreement on what the steps changed.
+        period: steps between agreements.
+    """
+
+    gradients = None
+    agrees = False
+
+    def __init__(self, parameters: Parameters, changes: Agreement, period: int) -> None:
+        self.parameters = parameters
+        self.changes = changes
+        self.period = period
+        self.steps = 0
+        self.anchor = {name: p.detach().clone() for name, p in parameters.items()}
+
+    def opening(self) -> None:
+        """Nothing travels before the step is done."""
+
+    @torch.no_grad()
+    def closing(self, apply: Apply) -> Asks:
+        """Update; after the last step of a period, agree on the change."""
+        with torch.enable_grad():
+            apply()
+        self.steps += 1
+        if self.steps % self.period:
+            return
+        places = self.changes.flats.places
+        for name, p in self.parameters.items():
+            torch.sub(p, self.anchor[name], out=places[name].view)
+        yield from self.changes.flows()
+        for name, p in self.parameters.items():
+            self.anchor[name] += places[name].view
+            p.copy_(self.anchor[name])
+
+    def due(self) -> bool:
+        """Whether the running step is the last of its period."""
+        return (self.steps + 1) % self.period == 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps since the start, the last agreed model, the compressor's memory."""
+        return {"steps": self.steps, "anchor": self.anchor, "changes": self.changes.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where ``state_dict`` left off."""
+        self.steps = int(state["steps"])
+        for name, value in state["anchor"].items():
+            self.anchor[name].copy_(value)
+        self.changes.load_state_dict(state["changes"])

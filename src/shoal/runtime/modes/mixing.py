@@ -1,0 +1,67 @@
+"""D-PSGD: parameters travel to the neighbours while the gradient is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shoal.runtime.agreement import Agreement
+from shoal.runtime.modes.mode import Apply, Asks, Parameters
+
+
+class MixingMode:
+    """x_i <- sum_j W_ij x_j - my step; exchange and gradient overlap.
+
+    Args:
+        parameters: the model, updated in place.
+        models: the agreement on the model: the wire answers with my row of W.
+        period: steps between exchanges.
+    """
+
+    gradients = None
+    agrees = False
+
+    def __init__(self, parameters: Parameters, models: Agreement, period: int) -> None:
+        self.parameters = parameters
+        self.models = models
+        self.period = period
+        self.steps = 0
+        self.before: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def opening(self) -> Asks | None:
+        """Send the model as it is at the start of the step."""
+        if not self.due():
+            return None
+        for name, p in self.parameters.items():
+            self.models.flats.places[name].view.copy_(p)
+        self.before = {name: p.detach().clone() for name, p in self.parameters.items()}
+        return self.models.flows()
+
+    @torch.no_grad()
+    def closing(self, apply: Apply) -> Asks:
+        """Take my step, then move by what mixing changed."""
+        due = self.due()
+        with torch.enable_grad():
+            apply()
+        self.steps += 1
+        if due:
+            for name, p in self.parameters.items():
+                p += self.models.flats.places[name].view - self.before[name]
+            self.before = {}
+        yield from ()
+
+    def due(self) -> bool:
+        """Whether the running step mixes."""
+        return (self.steps + 1) % self.period == 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and rounds."""
+        return {"steps": self.steps, "models": self.models.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where ``state_dict`` left off."""
+        self.steps = int(state["steps"])
+        self.models.load_state_dict(state["models"])

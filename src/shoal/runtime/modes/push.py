@@ -1,0 +1,55 @@
+"""Push a gradient to the servers, pull what the model has become; wait for nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shoal.flow import Push
+from shoal.runtime.agreement import Agreement
+from shoal.runtime.modes.mode import Apply, Asks, Parameters
+
+
+class PushMode:
+    """The server holds the model and the optimizer; a worker's own optimizer never steps.
+
+    Args:
+        parameters: the model, overwritten by what the server answers.
+        pushes: my gradients and what compression remembers of them.
+        collect: puts the gradients of the last backward into ``pushes``.
+    """
+
+    gradients = None
+    agrees = False
+
+    def __init__(
+        self, parameters: Parameters, pushes: Agreement, collect: Callable[[], None]
+    ) -> None:
+        self.parameters = parameters
+        self.pushes = pushes
+        self.collect = collect
+
+    def opening(self) -> None:
+        """Nothing travels before the gradient is complete."""
+
+    def closing(self, apply: Apply) -> Asks:
+        """Push, wait for the answer, take the server's model."""
+        self.collect()
+        model = yield Push(self.pushes.messages())
+        with torch.no_grad():
+            for name, value in model.items():
+                self.parameters[name].copy_(value)
+
+    def due(self) -> bool:
+        """Never of all workers at once."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The compressor's memory; the model is the server's to save."""
+        return self.pushes.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where ``state_dict`` left off."""
+        self.pushes.load_state_dict(state)

@@ -1,0 +1,71 @@
+"""n workers in one process, without threads: flows advance together, asks are answered together.
+
+The harness and the processes run the same flows, so what holds here to the last bit holds there up
+to the order of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal.flow import All, Ask, Gather, Mean
+
+Result = TypeVar("Result")
+
+
+def lockstep(
+    flows: Sequence[Generator[Ask, Any, Result]], mixing: Tensor | None = None
+) -> list[Result]:
+    """Run one flow a worker to the end; every ask is answered from all workers' asks.
+
+    Args:
+        flows: one a worker; all must ask the same kinds of things in the same order.
+        mixing: worker i is answered with row i of this matrix; None is the plain mean.
+    """
+    w = _mean_matrix(len(flows)) if mixing is None else mixing
+    answers: list[Any] = [None] * len(flows)
+    while True:
+        asks: list[Ask] = []
+        ends: list[Result] = []
+        for flow, told in zip(flows, answers, strict=True):
+            try:
+                asks.append(flow.send(told))
+            except StopIteration as end:
+                ends.append(end.value)
+        if not asks:
+            return ends
+        if ends:
+            raise AssertionError(f"{len(ends)} workers ended while {len(asks)} still ask")
+        answers = [answer(asks, row) for row in w]
+
+
+def answer(asks: Sequence[Any], row: Tensor) -> Any:
+    """What one worker is told when all have asked."""
+    kinds = {type(ask) for ask in asks}
+    if len(kinds) != 1:
+        raise AssertionError(f"workers ask different things: {sorted(k.__name__ for k in kinds)}")
+    weights = [float(weight) for weight in row]
+    match asks[0]:
+        case Mean(tensor):
+            total = torch.zeros_like(tensor)
+            for ask, weight in zip(asks, weights, strict=True):
+                total.add_(ask.tensor, alpha=weight)
+            return total
+        case Gather(_, add, like):
+            into = torch.zeros_like(like)
+            for ask, weight in zip(asks, weights, strict=True):
+                add(ask.parts, into, weight)
+            return into
+        case All():
+            columns = zip(*(ask.asks for ask in asks), strict=True)
+            return tuple(answer(column, row) for column in columns)
+        case first:
+            raise AssertionError(f"lockstep cannot answer {first!r}")
+
+
+def _mean_matrix(workers: int) -> Tensor:
+    return torch.full((workers, workers), 1 / workers, dtype=torch.float64)

@@ -1,0 +1,71 @@
+"""Suites are found by name, run to the end, and get a header that says where they ran."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from shoal import bench
+from shoal.bench import suites
+from shoal.bench.form import Report, Result
+from shoal.bench.suites import Settings, Suite
+from shoal.errors import UnknownName
+
+
+def _counting(settings: Settings) -> Iterator[Result]:
+    for i in range(3):
+        settings.progress("counting", i, 3)
+        yield Result(f"case {i}", "count", i + settings.seed, "")
+
+
+COUNTING = Suite("counting", "counts to three", _counting)
+
+
+def test_every_suite_is_found_by_its_name_and_has_one_line_of_summary() -> None:
+    assert bench.SUITES
+    assert len({suite.name for suite in bench.SUITES}) == len(bench.SUITES)
+    for suite in bench.SUITES:
+        assert bench.find(suite.name) is suite
+        assert re.fullmatch(r"[a-z_]+", suite.name)
+        assert 0 < len(suite.summary) < 80
+        assert "\n" not in suite.summary
+
+
+def test_an_unknown_suite_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownName, match="did you mean overhead"):
+        bench.find("overhaed")
+
+
+def test_a_run_keeps_the_results_in_their_order_and_tells_progress() -> None:
+    told: list[tuple[str, int, int]] = []
+    report = suites.run(COUNTING, Settings(seed=7, progress=lambda *each: told.append(each)))
+    assert [result.value for result in report.results] == [7, 8, 9]
+    assert told == [("counting", i, 3) for i in range(3)]
+    assert report.header.seeds == (7,)
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_the_header_tells_this_machine_and_this_moment() -> None:
+    head = suites.header("counting", (0,))
+    assert head.suite == "counting"
+    assert head.machine.cpu
+    assert 1 <= head.machine.cores <= (os.cpu_count() or 1)
+    assert head.machine.memory_nbytes > 2**26
+    assert {"python", "torch", "shoal"} <= set(head.versions)
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(head.date)
+    assert timedelta(seconds=-1) <= age < timedelta(minutes=5)
+
+
+def test_the_commit_is_a_hash_that_says_when_the_sources_were_edited() -> None:
+    commit = suites.header("counting", ()).commit
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|unknown", commit)
+
+
+def test_outside_of_its_repository_the_commit_is_unknown(tmp_path: Path) -> None:
+    assert suites._commit(tmp_path) == "unknown"
+    assert suites._commit(tmp_path / "gone") == "unknown"

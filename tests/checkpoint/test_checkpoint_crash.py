@@ -1,0 +1,155 @@
+"""Whenever a save dies, the last good checkpoint is there, and the next save works."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_forms import small
+
+from shoal.checkpoint import Options, load, save
+from shoal.errors import CheckpointError
+from shoal.testing.processes import outcomes
+
+CALLS = ["open", "write", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "close"]
+
+
+@contextmanager
+def counted(at: int | None, happens: Callable[[str], None]) -> Iterator[list[str]]:
+    """Count calls to the filesystem; ``happens`` instead of the one with number ``at``."""
+    real = {name: getattr(os, name) for name in CALLS}
+    seen: list[str] = []
+
+    def stand_in(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen.append(name)
+            if at == len(seen) - 1:
+                happens(name)
+            return real[name](*args, **kwargs)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, stand_in(name))
+    try:
+        yield seen
+    finally:
+        for name, function in real.items():
+            setattr(os, name, function)
+
+
+def fail(name: str) -> None:
+    raise OSError(5, f"injected into {name}")
+
+
+def die(name: str) -> None:
+    os._exit(9)
+
+
+def check(root: Path, *, step: int) -> None:
+    """The old or the new checkpoint loads, whole; a further save works and leaves no rubbish."""
+    loaded = load(root, rank=0, size=1)
+    assert loaded.step in (20, step)
+    assert loaded.shared["model"]["w"][0, 0].item() == loaded.meta["value"]
+    assert loaded.mine is not None
+    save(root, small(99), step=99, options=Options(keep=2))
+    assert load(root, rank=0, size=1).step == 99
+    names = sorted(p.name for p in root.iterdir())
+    assert names[0] == ".lock"
+    assert len(names) == 3
+    for path in root.glob("step-*"):
+        assert len(list(path.iterdir())) == 2, "leftovers beside data and manifest"
+
+
+def prepare(root: Path) -> None:
+    for step in (10, 20):
+        save(root, stamped(step, step), step=step)
+
+
+def stamped(step: int, value: int) -> Any:
+    state = small(value)
+    return type(state)(state.shared, state.mine, {"step": step, "value": value})
+
+
+def calls_of_a_save(root: Path, step: int) -> int:
+    prepare(root)
+    with counted(None, fail) as seen:
+        save(root, stamped(step, 77), step=step, options=Options(keep=2))
+    return len(seen)
+
+
+@pytest.mark.parametrize("step", [30, 20], ids=["new step", "same step again"])
+def test_a_failure_of_any_call_to_the_filesystem_leaves_a_good_checkpoint(
+    step: int, tmp_path: Path
+) -> None:
+    total = calls_of_a_save(tmp_path / "count", step)
+    assert total > 15
+    for at in range(total):
+        root = tmp_path / str(at)
+        prepare(root)
+        with counted(at, fail) as seen:
+            try:
+                save(root, stamped(step, 77), step=step, options=Options(keep=2))
+            except (CheckpointError, OSError) as error:
+                assert "injected" in str(error) or "injected" in str(error.__cause__), seen[at]
+        assert not list(root.glob(".tmp-*/*.bin")) or seen[at] in ("unlink", "rmdir", "open")
+        check(root, step=step)
+
+
+def _die_at(root: str, step: int, at: int) -> None:
+    with counted(at, die):
+        save(root, stamped(step, 77), step=step, options=Options(keep=2))
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("step", [30, 20], ids=["new step", "same step again"])
+def test_death_at_any_call_to_the_filesystem_leaves_a_good_checkpoint(
+    step: int, tmp_path: Path
+) -> None:
+    total = calls_of_a_save(tmp_path / "count", step)
+    for at in range(total):
+        root = tmp_path / str(at)
+        prepare(root)
+        (outcome,) = outcomes(1, _die_at, str(root), step, at)
+        assert outcome.exitcode == 9
+        check(root, step=step)
+
+
+def _save_forever(root: str, first: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for step in range(first, first + 100_000):
+        save(root, stamped(step % 7, step), step=step % 7, options=Options(keep=2))
+
+
+@pytest.mark.gloo
+def test_kill_9_at_20_random_moments_always_leaves_a_good_checkpoint(tmp_path: Path) -> None:
+    dice = random.Random(1)
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "shoal.checkpoint.fill"])
+    value = 0
+    save(tmp_path, stamped(0, 0), step=0)
+    for _ in range(20):
+        writer = context.Process(target=_save_forever, args=(str(tmp_path), value + 1))
+        writer.start()
+        try:
+            time.sleep(dice.uniform(0.2, 0.5))
+        finally:
+            assert writer.pid is not None
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.join()
+        loaded = load(tmp_path, rank=0, size=1)
+        assert loaded.shared["model"]["w"][0, 0].item() == loaded.meta["value"]
+        value = max(value, int(loaded.meta["value"]))
+    assert value > 0, "no save ended between the kills"
+    save(tmp_path, small(8), step=8, options=Options(keep=1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "step-00000008"]
