@@ -42,13 +42,13 @@ prepare() {
     return
   fi
   python="$(find_python)" || exit $?
-  if ! { [ -x "$VENV/bin/python" ] && is_new_enough "$VENV/bin/python" &&
-         "$VENV/bin/python" -m pip --version >/dev/null 2>&1; }; then
+  if ! is_new_enough "$VENV/bin/python" || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1 ||
+     ! grep -qF "$VENV" "$VENV/bin/pip"; then  # absent, broken, or moved here from elsewhere
     say "making .venv with $("$python" --version 2>&1)"
     "$python" -m venv --clear "$VENV"
   fi
   say "installing shoal[$extras] and the pinned versions of constraints.txt (a few minutes, once)"
-  (cd "$ROOT" && "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+  (cd "$ROOT" && "$VENV/bin/python" -m pip install -qq --disable-pip-version-check \
     --constraint constraints.txt --editable ".[$extras]") ||
     die "pip could not install: see its message above. Is there a network, and room on the disk?"
   touch "$stamp"

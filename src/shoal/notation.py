@@ -44,13 +44,19 @@ def split(text: str) -> list[str]:
 def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
     """Evaluate ``name`` or ``name(arguments)`` with the functions known, and nothing else."""
     sized = re.sub(
-        r"\b(\d+)\s*(KB|MB|GB)\b", lambda m: str(int(m[1]) * UNITS[m[2]]), text, flags=re.ASCII
+        r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b",
+        lambda m: str(int(m[1]) * UNITS[m[2]]),
+        text,
+        flags=re.ASCII,
     )
     try:
         tree = ast.parse(sized.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise UsageError(f"cannot read {text!r}: write names or calls, as in topk(0.01)") from None
-    return _value(tree, known, kind, outermost=True)
+    try:
+        return _value(tree, known, kind, outermost=True)
+    except RecursionError:
+        raise UsageError(f"cannot read {text[:40]!r}...: it is nested too deeply") from None
 
 
 def _value(
@@ -66,19 +72,25 @@ def _value(
                 raise UnknownName(kind, name, known)
             near = _same_axis(known[name], known)
             args = [_value(a, near, kind) for a in node.args]
-            words = {k.arg: _value(k.value, near, kind) for k in node.keywords if k.arg}
+            words = {_word(k): _value(k.value, near, kind) for k in node.keywords}
             return _made(name, known[name], args, words)
         case ast.Name(id=name):
             raise UnknownName(kind, name, known)
-        case ast.BinOp(op=ast.Mult(), left=left, right=right):
-            pair = (_value(side, known, kind, outermost=outermost) for side in (left, right))
-            return _product(*pair, text=ast.unparse(node))
+        case ast.BinOp(op=ast.Mult(), left=left, right=right) if outermost:  # never of constants
+            one, other = (_value(side, known, kind, outermost=True) for side in (left, right))
+            return _product(one, other, text=ast.unparse(node))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.Constant(value=int() | float() | str() as constant) if not outermost:
             return constant
         case _:
             raise UsageError(f"cannot read {ast.unparse(node)!r}: write names or calls")
+
+
+def _word(keyword: ast.keyword) -> str:
+    if keyword.arg is None:
+        raise UsageError(f"cannot read {ast.unparse(keyword)!r}: write each argument out")
+    return keyword.arg
 
 
 def _same_axis(
@@ -100,5 +112,5 @@ def _made(name: str, function: Callable[..., Any], args: list[Any], words: dict[
     try:
         return function(*args, **words)
     except TypeError as error:
-        why = str(error).replace(f"{function.__name__}()", "it")
+        why = str(error).replace(f"{function.__name__}() ", "")
         raise BadArgument(f"{name}({', '.join(map(str, args))})", why) from None

@@ -53,13 +53,13 @@ class Strategy:
     collectives: Collective = native()  # noqa: RUF009
 
     def __post_init__(self) -> None:
-        if self.scheduling is _FILLED_IN:
-            plain = wfbp() if rules.can_overlap(self) else fifo()
-            object.__setattr__(self, "scheduling", plain)
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 given = getattr(self, name)
                 raise BadArgument(f"Strategy({name}={given!r})", f"{name} takes a {kind.__name__}")
+        if self.scheduling is _FILLED_IN:
+            plain = wfbp() if rules.can_overlap(self) else fifo()
+            object.__setattr__(self, "scheduling", plain)
         if conflicts := rules.conflicts(self):
             raise ConflictError(conflicts)
 

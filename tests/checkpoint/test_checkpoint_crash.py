@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from checkpoint_forms import small
 
 from shoal.checkpoint import Options, load, save
 from shoal.errors import CheckpointError
-from shoal.testing.processes import outcomes
 
 CALLS = ["open", "write", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "close"]
 
@@ -95,21 +93,36 @@ def test_a_failure_of_any_call_to_the_filesystem_leaves_a_good_checkpoint(
     for at in range(total):
         root = tmp_path / str(at)
         prepare(root)
-        with counted(at, fail) as seen:
-            try:
-                save(root, stamped(step, 77), step=step, options=Options(keep=2))
-            except (CheckpointError, OSError) as error:
-                assert "injected" in str(error) or "injected" in str(error.__cause__), seen[at]
-        assert not list(root.glob(".tmp-*/*.bin")) or seen[at] in ("unlink", "rmdir", "open")
+        # late failures are only warned of: the new checkpoint is safe by then
+        with counted(at, fail) as seen, suppress(CheckpointError):
+            save(root, stamped(step, 77), step=step, options=Options(keep=2))
+        assert seen[at:]
         check(root, step=step)
 
 
-def _die_at(root: str, step: int, at: int) -> None:
+@contextmanager
+def forked(work: Callable[[], None]) -> Iterator[int]:
+    """A child that does ``work``: forked, since importing torch anew takes seconds."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _die_at(root: Path, step: int, at: int) -> None:
     with counted(at, die):
         save(root, stamped(step, 77), step=step, options=Options(keep=2))
 
 
 @pytest.mark.gloo
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # fork beside threads
 @pytest.mark.parametrize("step", [30, 20], ids=["new step", "same step again"])
 def test_death_at_any_call_to_the_filesystem_leaves_a_good_checkpoint(
     step: int, tmp_path: Path
@@ -118,38 +131,31 @@ def test_death_at_any_call_to_the_filesystem_leaves_a_good_checkpoint(
     for at in range(total):
         root = tmp_path / str(at)
         prepare(root)
-        (outcome,) = outcomes(1, _die_at, str(root), step, at)
-        assert outcome.exitcode == 9
+        with forked(lambda root=root, at=at: _die_at(root, step, at)) as pid:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            assert status is not None
+            assert status.si_status == 9
         check(root, step=step)
 
 
-def _save_forever(root: str, first: int) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    for step in range(first, first + 100_000):
-        save(root, stamped(step % 7, step), step=step % 7, options=Options(keep=2))
+def _save_forever(root: Path, first: int) -> None:
+    for value in range(first, first + 100_000):  # each step twice: new, and again
+        save(root, stamped(value // 2, value), step=value // 2, options=Options(keep=2))
 
 
 @pytest.mark.gloo
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_kill_9_at_20_random_moments_always_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     dice = random.Random(1)
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "shoal.checkpoint.fill"])
     value = 0
     save(tmp_path, stamped(0, 0), step=0)
     for _ in range(20):
-        writer = context.Process(target=_save_forever, args=(str(tmp_path), value + 1))
-        writer.start()
-        try:
-            time.sleep(dice.uniform(0.2, 0.5))
-        finally:
-            assert writer.pid is not None
-            os.kill(writer.pid, signal.SIGKILL)
-            writer.join()
+        with forked(lambda first=value + 1: _save_forever(tmp_path, first)):
+            time.sleep(dice.uniform(0.05, 0.25))
         loaded = load(tmp_path, rank=0, size=1)
         assert loaded.shared["model"]["w"][0, 0].item() == loaded.meta["value"]
-        value = max(value, int(loaded.meta["value"]))
+        assert loaded.meta["value"] >= value
+        value = int(loaded.meta["value"])
     assert value > 0, "no save ended between the kills"
-    save(tmp_path, small(8), step=8, options=Options(keep=1))
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "step-00000008"]
+    save(tmp_path, stamped(value, value), step=value, options=Options(keep=1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", f"step-{value:08d}"]

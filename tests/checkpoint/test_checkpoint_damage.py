@@ -101,7 +101,7 @@ def test_200_random_flipped_bits_of_the_manifest_are_noticed(root: Path) -> None
         bad = bytearray(sound)
         bad[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bad)
-        with pytest.raises(CheckpointCorrupt, match="manifest.json"):
+        with pytest.raises(CheckpointCorrupt, match=r"manifest\.json"):
             load(last(root), rank=0, size=1)
 
 
@@ -174,6 +174,12 @@ def _rename_file(name: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def _overlap_boxes(body: dict[str, Any]) -> None:
+    first = _first_chunk(body) | {"sizes": [2], "nbytes": 8}
+    second = first | {"at": first["at"] + 8}
+    body["tensors"]["shared/model/b"]["chunks"] = [first, second]
+
+
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "version": (lambda b: b.update(version=2), "version 2, and this Shoal reads version 1"),
     "format": (lambda b: b.update(format="other"), "format 'other'"),
@@ -187,6 +193,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "offset 0.5": (lambda b: _first_chunk(b).update(at=0.5), "is not a size"),
     "offset true": (lambda b: _first_chunk(b).update(at=True), "is not a size"),
     "overlap": (lambda b: _first_chunk(b).update(at=0), "overlap or gap"),
+    "boxes": (_overlap_boxes, "chunks overlap"),
     "gap": (lambda b: _first_chunk(b).update(at=25), "overlap or gap"),
     "nbytes": (lambda b: _first_chunk(b).update(nbytes=8), "a chunk has 8 bytes"),
     "stride": (lambda b: _first_chunk(b).update(stride=[1 << 40]), "strides leave gaps"),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
-from click.testing import Result as Outcome
 from typer.testing import CliRunner
 
 from shoal import bench as benchmarks
 from shoal.bench.form import Interval, Report, Result
 from shoal.bench.suites import Settings, Suite
+from shoal.cli import main
 from shoal.cli.bench import bench, writable, write
 from shoal.errors import BadArgument, UnknownName, UsageError
 
@@ -45,7 +46,7 @@ def suites(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks, "SUITES", made)
 
 
-def shoal(*words: str) -> Outcome:
+def shoal(*words: str) -> Any:
     app = typer.Typer()
     app.command()(bench)
     return CliRunner().invoke(app, list(words), env={"COLUMNS": "160"})
@@ -140,3 +141,19 @@ def test_a_link_is_followed_to_the_file_it_names(tmp_path: Path) -> None:
 def test_trying_a_place_leaves_nothing_there(tmp_path: Path) -> None:
     writable(tmp_path / "report.json")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--list",), 0),
+        (("good",), 0),
+        (("bad",), 1),
+        (("goood",), 2),
+        ((), 2),
+        (("good", "--json", "/missing/report.json"), 2),
+        (("open", "--quick"), 3),
+    ],
+)
+def test_the_command_as_installed_ends_with_the_code(words: tuple[str, ...], code: int) -> None:
+    assert main(["bench", *words]) == code

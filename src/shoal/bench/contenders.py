@@ -51,7 +51,7 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _vectors(random: Generator) -> Batch:
-    return torch.randn(64, 256, generator=random), torch.randint(10, (64,), generator=random)
+    return torch.randn(32, 256, generator=random), torch.randint(10, (32,), generator=random)
 
 
 def _pictures(random: Generator) -> Batch:
@@ -102,14 +102,16 @@ def _loop(task: Task, forward: nn.Module) -> Step:
     return step
 
 
-def _shoal(task: Task) -> Step:
+def _shoal(task: Task, *, timeline: bool = True) -> Step:
     import shoal
 
     feed = cycle(task.batches)
     several = dist.is_initialized() and dist.get_world_size() > 1
     # One worker has nobody to agree with, so any strategy but the default one is refused there.
     strategy = STRATEGY if several else None
-    run = shoal.distribute(task.model, task.optimizer, loss=loss, strategy=strategy)
+    run = shoal.distribute(
+        task.model, task.optimizer, loss=loss, strategy=strategy, timeline=timeline
+    )
     return lambda: run.step(next(feed))
 
 
@@ -117,7 +119,8 @@ CONTENDERS: dict[str, Callable[[Task], Step]] = {
     "bare": _bare,
     "ddp": _ddp,
     "ddp, local buffers": lambda task: _ddp(task, broadcast_buffers=False),
-    "shoal": _shoal,
+    "shoal": _shoal,  # as users have it by default, its timeline on
+    "shoal, no timeline": lambda task: _shoal(task, timeline=False),
 }
 
 

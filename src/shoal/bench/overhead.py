@@ -56,15 +56,15 @@ BUFFERS = Duel(
     "shoal", "ddp, local buffers", "step time", f"{_DDP}, broadcast_buffers=False)", None
 )
 CPU = Duel("shoal", "bare", "CPU time of a step", "bare PyTorch loop", "<= 1.01", workers=1)
-TIMELINE = Duel("shoal, timeline", "shoal", "step time with timeline", "without", "<= 1.01")
+TIMELINE = Duel("shoal", "shoal, no timeline", "step time with timeline", "without", "<= 1.01")
 
 
 def duels(quick: bool) -> Iterator[tuple[Duel, str]]:
     """Who meets on which model."""
     yield from ((STEP, model) for model in MODELS)
     yield from ((CPU, model) for model in (MODELS[:1] if quick else MODELS))
-    yield TIMELINE, "mlp"
     if not quick:
+        yield TIMELINE, "mlp"
         yield BUFFERS, "resnet"
 
 

@@ -58,13 +58,11 @@ def _audit_chunk(chunk: Chunk, entry: Entry) -> None:
 
 def _overlap(chunks: tuple[Chunk, ...]) -> bool:
     """Whether two boxes meet; a sweep, since pairs of a thousand shards are many."""
-    if len(chunks) < 2:
+    if len(chunks) < 2 or not chunks[0].sizes:
         return False
     filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
     dims = range(len(chunks[0].sizes))
-    along = max(dims, key=lambda d: len({chunk.offsets[d] for chunk in filled}), default=None)
-    if along is None:  # scalars: each fills the whole
-        return len(filled) > 1
+    along = max(dims, key=lambda d: len({chunk.offsets[d] for chunk in filled}))
     active: list[Chunk] = []
     for chunk in sorted(filled, key=lambda c: c.offsets[along]):
         start = chunk.offsets[along]

@@ -99,8 +99,17 @@ def sweep(draft: Draft) -> None:
             shutil.rmtree(path, ignore_errors=True)
     for path in steps(draft.root):
         names = [child.name for child in path.iterdir()]
-        if NAME not in names and all(_is_ours(name) for name in names):
+        if NAME in names:
+            _drop_unnamed(path)
+        elif all(_is_ours(name) for name in names):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _drop_unnamed(path: Path) -> None:
+    """Remove what a save of the same step left; of a damaged checkpoint remove nothing."""
+    with contextlib.suppress(CheckpointError, OSError):
+        named = read_manifest(path).files
+        _drop(path, lambda name: _is_ours(name) and name not in named)
 
 
 def _drop(path: Path, unwanted: Callable[[str], bool]) -> None:

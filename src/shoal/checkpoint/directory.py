@@ -131,8 +131,11 @@ def open_regular(file: Path) -> tuple[int, int]:
 
 def make_root(root: Path) -> None:
     """Make the directory, and its parents, if absent."""
+    made = [path for path in (root, *root.parents) if not path.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            sync_directory(path.parent)
     except FileExistsError:
         raise CheckpointError(f"{root} is a file: name a directory for checkpoints") from None
     except OSError as error:
@@ -145,6 +148,9 @@ def sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot
+            raise
     finally:
         os.close(fd)
 
@@ -166,7 +172,8 @@ def locked(root: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy of fd
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 @contextlib.contextmanager

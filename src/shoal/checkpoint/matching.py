@@ -16,9 +16,12 @@ class Like(Protocol):
     """Anything with a shape and a dtype: a tensor, on the meta device too."""
 
     @property
-    def shape(self) -> torch.Size: ...
+    def shape(self) -> torch.Size:
+        """Its sizes."""
+
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
 
 
 def match(expected: Mapping[str, Like], loaded: Loaded, *, under: str = "model") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.strategy import Strategy
+
+TABLE_COLUMNS = 120
 
 
 def run(
@@ -44,6 +47,7 @@ def run(
         strategy=strategy, resume=resume, checkpoint=checkpoint, max_restarts=max_restarts,
         timeout_seconds=timeout, directory=directory, hosts=split_hosts(hosts),
         node_rank=node_rank, master=master, port=port, oversubscribe=oversubscribe,
+        after=lambda found: show_timeline(found, directory),
     )  # fmt: skip
     check(command, options)  # what is cheap to refuse comes before torch is loaded
     if strategy is not None:
@@ -76,3 +80,32 @@ def read_strategy(text: str, workers: int) -> Strategy:
     from shoal.strategy import parse
 
     return parse(text).bind(Facts(ranks=workers))
+
+
+def show_timeline(found: Path, directory: Path | None) -> None:
+    """Say where the time went, and leave the pages where they can be opened."""
+    if not any(found.glob("spans-*.jsonl")):
+        return
+    from rich.console import Console
+
+    from shoal.timeline import collect, plain_table, rich_table, write_page, write_trace
+
+    timeline = collect(found)
+    target = directory or Path("shoal-runs", time.strftime("%Y%m%d-%H%M%S"))
+    console = Console()
+    if console.width >= TABLE_COLUMNS:
+        console.print(rich_table(timeline.summary()))
+    else:
+        console.print(plain_table(timeline.summary()), soft_wrap=True, highlight=False)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write_page(timeline, target / "timeline.html")
+        write_trace(timeline, target / "timeline.json")
+    except OSError as error:
+        console.print(f"the timeline could not be kept in {target}: {error}", soft_wrap=True)
+        return
+    console.print(
+        f"timeline: {target / 'timeline.html'} (a page); "
+        f"{target / 'timeline.json'} (for ui.perfetto.dev)",
+        soft_wrap=True,
+    )

@@ -1,8 +1,7 @@
 """A plain decoder-only transformer that says how it may be cut.
 
-Pre-norm blocks, learned positions, GELU. ``forward`` is a chain (embed, blocks, norm, head), so a
-pipeline cuts it anywhere between two links; attention never names the number of heads, so a tensor
-rank can hold some of them.
+``forward`` is a chain (embed, blocks, norm, head), so a pipeline cuts it between any two links;
+attention never names the number of heads, so a tensor rank can hold some of them.
 
 References:
     Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
@@ -14,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,7 +33,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            why = f"width {self.width} is no multiple of heads {self.heads}; choose one that is"
+            why = f"width {self.width} does not divide by its {self.heads} heads; change either"
             raise BadArgument("GPTConfig", why)
 
 
@@ -44,18 +42,14 @@ class Embed(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.context = config.context
         self.tokens = nn.Embedding(config.vocab, config.width)
         self.positions = nn.Embedding(config.context, config.width)
-        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (batch, time) -> (batch, time, width)
-        time = tokens.shape[1]
-        if time > self.context:
-            why = f"{time} tokens exceed the context of {self.context}; shorten them, or raise it"
-            raise BadArgument("GPT.forward", why)
-        at = torch.arange(time, device=tokens.device)
-        return cast(Tensor, self.dropout(self.tokens(tokens) + self.positions(at)))
+        time, context = tokens.shape[1], self.positions.num_embeddings
+        if time > context:
+            raise BadArgument("GPT", f"{time} tokens exceed its context {context}; give fewer")
+        return cast(Tensor, self.tokens(tokens) + self.positions.weight[:time])
 
 
 class Block(nn.Module):
@@ -63,25 +57,20 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        width = config.width
-        self.head_width = width // config.heads
+        width, self.head_width = config.width, config.width // config.heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, time, width), the same out
-        x = x + self.dropout(self.attend(self.norm1(x)))
-        return cast(Tensor, x + self.dropout(self.down(F.gelu(self.up(self.norm2(x))))))
-
-    def attend(self, x: Tensor) -> Tensor:
-        """Causal attention over the heads that this rank holds: all, unless cut by columns."""
         batch, time, _ = x.shape
         # q, k and v lie side by side within a head, so a share of the rows is whole heads
-        qkv = self.qkv(x).view(batch, time, -1, 3 * self.head_width).transpose(1, 2)
+        qkv = self.qkv(self.norm1(x)).view(batch, time, -1, 3 * self.head_width).transpose(1, 2)
         q, k, v = qkv.split(self.head_width, dim=-1)  # (batch, heads here, time, head_width)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return cast(Tensor, self.out(y.transpose(1, 2).reshape(batch, time, -1)))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.dropout(self.out(y.reshape(batch, time, -1)))
+        return cast(Tensor, x + self.dropout(self.down(F.gelu(self.up(self.norm2(x))))))
 
 
 class GPT(nn.Module):
@@ -95,9 +84,9 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:  # residual branches start small, as in GPT-2
-                scale = (2 * config.layers) ** -0.5 if "out" in name or "down" in name else 1.0
-                nn.init.normal_(parameter, std=0.02 * scale)
+            if parameter.dim() > 1:  # what is added to the stream starts smaller, as in GPT-2
+                adds = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** (adds / 2))
         if config.tied:
             self.head.weight = self.embed.tokens.weight
 
@@ -109,26 +98,21 @@ class GPT(nn.Module):
 
     def tensor_plan(self, n: int) -> dict[str, str]:
         """Megatron's cut: whole heads and MLP columns on each of ``n`` ranks."""
-        if self.config.heads % n:
-            raise UsageError(
-                f"tensor={n}: because the {self.config.heads} heads of this GPT do not divide by"
-                f" {n}; instead: a tensor degree that divides them, or heads={n * 2}"
-            )
-        block = {"qkv": "column", "out": "row", "up": "column", "down": "row"}
-        named = {f"blocks.*.{name}": style for name, style in block.items()}
-        return {"embed.tokens": "vocab", **named, "head": "gathered"}
+        if (heads := self.config.heads) % n:
+            why = f"the {heads} heads of this GPT do not divide by {n}"
+            raise UsageError(f"tensor({n}): because {why}; instead: a degree that divides them")
+        named = {"qkv": "column", "out": "row", "up": "column", "down": "row"}
+        blocks = {f"blocks.*.{name}": style for name, style in named.items()}
+        return {"embed.tokens": "vocab", **blocks, "head": "gathered"}
 
     def pipe_stages(self, n: int) -> list[list[str]]:
-        """Blocks dealt evenly, the earlier stages taking one more; norm and head at the end."""
-        count = len(self.blocks)
-        if count < n:
-            raise UsageError(
-                f"pipe={n}: because this GPT has {count} blocks, fewer than stages; instead:"
-                f" pipe={count} or less, or layers={n}"
-            )
-        bounds = [count * i // n for i in range(n + 1)]
-        stages = [[f"blocks.{i}" for i in range(bounds[s], bounds[s + 1])] for s in range(n)]
-        return [["embed", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "head"]]
+        """Blocks dealt as evenly as can be; norm and head at the end."""
+        if (count := len(self.blocks)) < n:
+            why = f"this GPT has {count} blocks, fewer than stages"
+            raise UsageError(f"pipe({n}): because {why}; instead: pipe({count}), or more layers")
+        chain = ["embed", *(f"blocks.{i}" for i in range(count)), "norm", "head"]
+        bounds = [0, *(1 + count * i // n for i in range(1, n)), len(chain)]
+        return [chain[bounds[s] : bounds[s + 1]] for s in range(n)]
 
 
 def gpt(vocab: int, context: int = 64, **sizes: Any) -> GPT:

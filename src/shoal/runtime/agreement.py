@@ -14,7 +14,8 @@ from torch import Tensor
 
 from shoal.axes.compression import Compressor, Trait, Value
 from shoal.axes.scheduling import Cost, Schedule
-from shoal.flow import Ask, Flow, Gather, alone, together
+from shoal.errors import UsageError
+from shoal.flow import Ask, Flow, Gather, Mean, alone, together
 from shoal.runtime.flats import Bound, Flats
 
 
@@ -68,7 +69,7 @@ class Agreement:
         for task in self.tasks:
             for key, flow in zip(task.keys, self._open(task), strict=True):
                 ask = next(flow)
-                sent[key] = ask.parts if isinstance(ask, Gather) else (ask[0].clone(),)
+                sent[key] = _parts(ask)
                 try:
                     flow.send(alone(ask))
                 except StopIteration as end:
@@ -99,3 +100,12 @@ class Agreement:
 def _put(value: Tensor, into: Tensor) -> None:
     if value.data_ptr() != into.data_ptr():
         into.copy_(value)
+
+
+def _parts(ask: Ask) -> tuple[Tensor, ...]:
+    """What a single ask puts on the wire; a sum is copied, for wires may overwrite it."""
+    if isinstance(ask, Gather):
+        return ask.parts
+    if isinstance(ask, Mean):
+        return (ask.tensor.clone(),)
+    raise UsageError(f"{type(ask).__name__} cannot be pushed: a server takes one message")

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
-LOST = ("connection", "reset", "closed", "broken pipe", "peer", "socket", "store", "gloo", "nccl")
+LINGER_SECONDS = 0.6
+LOST = ("connection", "by peer", "broken pipe", "socket", "gloo", "nccl")
 LATE = ("timed out", "timeout")
 
 
@@ -120,11 +122,17 @@ class Alarm:
                     self.answer()
 
 
-def report_failure(world: World, error: BaseException) -> bool:
-    """Tell the other ranks and the launcher why this one ends; whether the launcher will show it."""
-    failure = Failure.of(world.rank, error)
+def report_failure(world: World | None, error: BaseException) -> bool:
+    """Tell the other ranks and the launcher why this one ends; whether the launcher will show it.
+
+    Args:
+        world: from :func:`shoal.runtime.join.join`; None before it.
+        error: what ends this rank.
+    """
+    rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
+    failure = Failure.of(rank, error)
     shown = leave_for_launcher(failure)
-    if world.alarm is not None:
+    if world is not None and world.alarm is not None:
         with suppress(dist.DistError, RuntimeError):
             world.alarm.raise_failure(failure)
     return shown
@@ -182,19 +190,23 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {names} is" if len(ranks) == 1 else f"ranks {names} are"
 
 
-def install(world: World, *, linger_seconds: float = 0.0) -> None:
-    """Make an exception that ends this process known to the others and to the launcher."""
+def install(current: Callable[[], World | None]) -> None:
+    """Make an exception that ends this process known to the others and to the launcher.
+
+    Args:
+        current: the world this process is in, if it has joined one by then.
+    """
     before, pid = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        ours = os.getpid() == pid
+        ours, world = os.getpid() == pid, current()
         interrupted = issubclass(kind, KeyboardInterrupt)
         shown = interrupted and bool(os.environ.get(ERROR_FILE))
         if ours and not interrupted:
             shown = report_failure(world, error)
         if not (ours and shown):  # the launcher shows it, on top of everything else
             before(kind, error, trace)
-        if ours:
-            time.sleep(linger_seconds)  # whoever hosts the store stays until others have read it
+        if ours and world is not None and world.hosts_store:
+            time.sleep(LINGER_SECONDS)  # until the others have read why
 
     sys.excepthook = hook

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.axes.compression import Trait
 from shoal.errors import UsageError
@@ -51,7 +51,7 @@ class Engine:
         agreement: Agreement,
         wire: Wire,
         *,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, Tensor],
         recorder: Recorder,
     ) -> None:
         self.agreement = agreement

@@ -30,7 +30,7 @@ class Bound(NamedTuple):
     task: Task
     names: tuple[str, ...]
     keys: tuple[str, ...]  # of axis state: the parameter's name, and the range if it was cut
-    pieces: tuple[Tensor, ...]  # shaped views, or flat ones of a slice
+    pieces: tuple[Tensor, ...]  # shaped views of real numbers, or flat ones of a slice
     whole: Tensor  # the same numbers as one flat range
 
 
@@ -46,7 +46,7 @@ class Flats:
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         spots: dict[str, tuple[tuple[torch.dtype, torch.device], int, int]] = {}
         for name in reversed(self.names):
-            kind, numel = _real(tensors[name])
+            kind, numel = _extent(tensors[name])
             spots[name] = (kind, sizes.get(kind, 0), numel)
             sizes[kind] = sizes.get(kind, 0) + numel
         self.buffers = {k: torch.zeros(n, dtype=k[0], device=k[1]) for k, n in sizes.items()}
@@ -91,7 +91,7 @@ class Flats:
         for name, start, stop in cuts:
             place = self.places[name]
             complete = stop - start == place.numel
-            pieces.append(place.view if complete else flat[start:stop])
+            pieces.append(real(place.view) if complete else flat[start:stop])
             keys.append(name if complete else f"{name}[{start - place.start}:{stop - place.start}]")
         used = tuple(name for name, _, _ in cuts)
         return Bound(task, used, tuple(keys), tuple(pieces), flat[first:last])
@@ -102,7 +102,12 @@ class Flats:
         return name, place.start + piece.start // size, place.start + piece.stop // size
 
 
-def _real(tensor: Tensor) -> tuple[tuple[torch.dtype, torch.device], int]:
+def real(tensor: Tensor) -> Tensor:
+    """The same memory as real numbers: compressors know no others."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _extent(tensor: Tensor) -> tuple[tuple[torch.dtype, torch.device], int]:
     if tensor.is_complex():
         return (tensor.real.dtype, tensor.device), 2 * tensor.numel()
     return (tensor.dtype, tensor.device), tensor.numel()

@@ -7,7 +7,6 @@ restarted worker never reads what a dead one wrote.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import logging
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ log = logging.getLogger("shoal")
 
 DEFAULT_SECONDS = 300.0
 LEAVE_SECONDS = 10.0
-LINGER_SECONDS = 0.6
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ class World:
     role: str = "worker"
     workers: int = 1
     servers: int = 0
+    hosts_store: bool = False
+    owns_group: bool = False  # join made the process group, so leave drops it
     alarm: Alarm | None = field(default=None, repr=False, compare=False)
     close: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
@@ -66,6 +67,10 @@ class World:
 
 
 _joined: list[World] = []
+
+
+def _current() -> World | None:
+    return _joined[-1] if _joined else None
 
 
 def join(*, backend: str | None = None, seconds: float | None = None) -> World:
@@ -94,10 +99,10 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
     else:
         world = _meet(seat, backend or os.environ.get(contract.BACKEND) or None, limit)
     _mark(world)
-    hosts = seat is not None and not seat.hosted and world.rank == 0 and world.size > 1
-    install(world, linger_seconds=LINGER_SECONDS if hosts else 0.0)
     _joined.append(world)
-    atexit.register(leave, world)
+    install(_current)  # again, for init_process_group puts a hook of torch's on top
+    # also runs at the end of multiprocessing's children, where atexit does not
+    Finalize(None, leave, args=(world,), exitpriority=10)
     return world
 
 
@@ -106,9 +111,9 @@ def leave(world: World) -> None:
     if world not in _joined:
         return
     _joined.remove(world)
-    atexit.unregister(leave)
     if world.close is not None:
         world.close()
+    _drop_group(world)
 
 
 def _alone() -> tuple[torch.device, str]:
@@ -136,7 +141,8 @@ def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
     return World(
         seat.rank, seat.size, seat.local_rank, seat.local_size, device, chosen, store,
         seat.generation, seat.run_id, seconds, seat.token, seat.role, seat.workers,
-        seat.servers, alarm, close=_closer(seat, store, alarm),
+        seat.servers, hosts_store=seat.hosts_store, alarm=alarm,
+        owns_group=chosen != "none", close=_closer(store, alarm, seat.key, waits=seat.hosts_store),
     )  # fmt: skip
 
 
@@ -185,25 +191,29 @@ def _adopt(seat: Seat | None, seconds: float) -> World:
     local = (seat.local_rank, seat.local_size) if seat else (rank, size)
     return World(
         rank, size, *local, device, backend, store, generation, run_id, seconds,
-        workers=size, alarm=alarm, close=alarm.stop,
+        workers=size, alarm=alarm,
+        close=_closer(store, alarm, str(rank), waits=rank == 0 and not (seat and seat.hosted)),
     )  # fmt: skip
 
 
-def _closer(seat: Seat, store: Store, alarm: Alarm | None) -> Callable[[], None]:
-    """What leaving means for a group that join made."""
+def _closer(store: Store, alarm: Alarm | None, key: str, *, waits: bool) -> Callable[[], None]:
+    """What leaving means for the store; whoever hosts it waits for the others."""
 
     def close() -> None:
-        failed = alarm is not None and alarm.failure is not None
         if alarm is not None:
             alarm.stop()
         with suppress(dist.DistError, RuntimeError):  # the host of the store may have gone first
-            store.set(f"left/{seat.key}", "1")
-            if alarm is not None and seat.rank == 0 and not seat.hosted:
+            store.set(f"left/{key}", "1")
+            if alarm is not None and waits:
                 _see_off(store, alarm)
-        if not failed and dist.is_initialized():  # else it would wait for what cannot end
-            dist.destroy_process_group()
 
     return close
+
+
+def _drop_group(world: World) -> None:
+    failed = world.alarm is not None and world.alarm.failure is not None
+    if world.owns_group and not failed and dist.is_initialized():
+        dist.destroy_process_group()  # after a failure it would wait for what cannot end
 
 
 def _see_off(store: Store, alarm: Alarm) -> None:
@@ -275,3 +285,7 @@ def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> st
                 f"rank {other}; every rank must build the same model and optimizer"
             )
     return f"rank 0 and rank {other} name the same facts in another order"
+
+
+if os.environ.get(contract.ERROR_FILE):
+    install(_current)  # what fails before join is the launcher's to show, too

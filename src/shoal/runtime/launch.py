@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from shoal.errors import UsageError
 from shoal.runtime.launcher.contract import TOKEN, fingerprint
 from shoal.runtime.launcher.failure import Failure
 from shoal.runtime.launcher.fleet import Fleet, Guard
@@ -45,6 +46,7 @@ TERMINATE_SECONDS = 5.0
 STOP_SECONDS = 1.0
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 NEVER_JOINED = 2
+MARKS = ("joined-*", "error-*.json", "spans-*.jsonl")
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> int:
@@ -59,8 +61,15 @@ def launch(command: Sequence[str], options: LaunchOptions) -> int:
         port = master(options)[1] if options.nodes > 1 else options.port
         listener = bind(port, everywhere=options.nodes > 1)
     host = StoreHost(listener) if listener else None
-    with _place(options, host) as place:
-        return _Launch(command, options, place, host).run()
+    try:
+        with _place(options, host) as place:
+            code = _Launch(command, options, place, host).run()
+            if options.after is not None:
+                options.after(place.directory)
+            return code
+    finally:
+        if host is not None:
+            host.close()
 
 
 def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
@@ -86,12 +95,9 @@ def _place(options: LaunchOptions, host: StoreHost | None) -> Iterator[Place]:
     kept = options.directory is not None
     if options.directory is not None:
         directory = options.directory.absolute()
-        directory.mkdir(parents=True, exist_ok=True)
-        for stale in [*directory.glob("joined-*"), *directory.glob("error-*.json")]:
-            stale.unlink()
     else:
         directory = Path(tempfile.mkdtemp(prefix="shoal-"))
-    (directory / "logs").mkdir(exist_ok=True)
+    _prepare(directory)
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
     run_id = fingerprint(token)[:8] if options.nodes > 1 else secrets.token_hex(4)
     address, port = "127.0.0.1", host.port if host else _free_port()
@@ -100,10 +106,18 @@ def _place(options: LaunchOptions, host: StoreHost | None) -> Iterator[Place]:
     try:
         yield Place(run_id, token, address, port, directory, kept)
     finally:
-        if host is not None:
-            host.close()
         if not kept:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _prepare(directory: Path) -> None:
+    """Make it, without the marks of an earlier run."""
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        for stale in (path for glob in MARKS for path in directory.glob(glob)):
+            stale.unlink()
+    except OSError as error:
+        raise UsageError(f"--dir {directory}: {error.strerror}; choose another") from error
 
 
 def _free_port() -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.flow import Add
+from shoal.runtime.flats import real
 
 
 class Clocks:
@@ -72,7 +73,7 @@ class ModelStore:
         for name, message in parts.items():
             parameter = self.parameters[name]
             grad = torch.zeros_like(parameter)
-            self.add(message, grad, 1 / self.workers)
+            self.add(message, real(grad), 1 / self.workers)
             parameter.grad = grad
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

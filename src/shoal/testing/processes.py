@@ -20,6 +20,16 @@ from multiprocessing.context import ForkServerContext
 from typing import Any, NamedTuple
 
 
+PRELOAD = [
+    "torch._dynamo",  # the first optimizer step imports it, which takes seconds
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "shoal",
+]
+
+
 class Outcome(NamedTuple):
     """What became of one worker: its return value, or its traceback, or its signal."""
 
@@ -44,7 +54,7 @@ class WorkersFailed(AssertionError):
 @lru_cache(maxsize=1)
 def _context() -> ForkServerContext:
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "shoal"])
+    context.set_forkserver_preload(PRELOAD)
     return context
 
 

@@ -40,7 +40,7 @@ class Fish(NamedTuple):
         if len(batch[0]) == 0:
             return 0.0
         loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
-        (loss * scale).backward()
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()) * len(batch[0])
 
     def collect(self, agreement: Agreement) -> None:
@@ -94,10 +94,8 @@ class School:
         """One step of all workers on one global batch, cut fairly; returns the global mean loss."""
         n, total = len(self.fishes), len(batch[0])
         shares = list(zip(*(t.tensor_split(n) for t in batch), strict=True))
-        openings = [fish.mode.opening() for fish in self.fishes]
         mixing = self.strategy.coordination.mixing(n, 0)
-        opened = [o for o in openings if o is not None]
-        if opened:
+        for opened in zip(*(fish.mode.opening() for fish in self.fishes), strict=True):
             lockstep(opened, mixing)
         loss = 0.0
         for fish, (x, y) in zip(self.fishes, shares, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.errors import UsageError
 from shoal.flow import All, Ask, Gather, Mean, Rows
-from shoal.wire.pending import Pending, Several, There, Works, pack, unpack
+from shoal.wire.pending import Pending, Several, There, Works, gather_flat, pack, unpack
 
 Route: TypeAlias = Callable[[Tensor], None]
 """Sums a flat tensor over the group, in place, by some route of its own."""
@@ -59,7 +59,7 @@ class CollectiveWire:
             self.route(flat.view(-1))
             return There(self._scaled(flat).view(tensor.shape))
         work = dist.all_reduce(flat, group=self.group, async_op=True)
-        return Works((work,), lambda: self._scaled(flat))
+        return Works((work,) if work else (), lambda: self._scaled(flat))
 
     def _scaled(self, total: Tensor) -> Tensor:
         return total if self.weighted else total.div_(self.size)
@@ -68,8 +68,8 @@ class CollectiveWire:
         parts = [part for ask in asks for part in ask.parts]
         mine = pack(parts)
         everyone = mine.new_empty(self.size, mine.numel())
-        work = dist.all_gather_into_tensor(everyone.view(-1), mine, group=self.group, async_op=True)
-        return Works((work,), lambda: self._decode(asks, parts, everyone))
+        work = gather_flat(everyone.view(-1), mine, group=self.group, async_op=True)
+        return Works((work,) if work else (), lambda: self._decode(asks, parts, everyone))
 
     def _decode(self, asks: Sequence[Gather], parts: list[Tensor], everyone: Tensor) -> Any:
         means = [torch.zeros_like(ask.like) for ask in asks]
@@ -87,7 +87,7 @@ class CollectiveWire:
         mine = tensor.detach().coalesce()
         count = torch.tensor([mine._nnz()], device=mine.device)
         counts = count.new_empty(self.size)
-        dist.all_gather_into_tensor(counts, count, group=self.group)
+        gather_flat(counts, count, group=self.group)
         most = int(counts.max())
         indices = mine.indices().new_zeros(mine.sparse_dim(), most)
         indices[:, : mine._nnz()] = mine.indices()
@@ -96,7 +96,7 @@ class CollectiveWire:
         parts = [indices, values]
         packed = pack(parts)
         everyone = packed.new_empty(self.size, packed.numel())
-        dist.all_gather_into_tensor(everyone.view(-1), packed, group=self.group)
+        gather_flat(everyone.view(-1), packed, group=self.group)
         found = [unpack(message, parts) for message in everyone]
         keep = [slice(int(c)) for c in counts]
         where = torch.cat([i[:, k] for (i, _), k in zip(found, keep, strict=True)], dim=1)

@@ -66,6 +66,9 @@ class Several(NamedTuple):
         return tuple(part.wait() for part in self.parts)
 
 
+gather_flat: Callable[..., dist.Work | None] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor  # its name before torch 2.13
+)
 ALIGN = 16  # bytes: the widest number is a complex128
 
 

@@ -20,6 +20,8 @@ def cast(dtype: str = "bfloat16") -> Compressor:
 
     Args:
         dtype: ``float16`` (finer, overflows at 65504) or ``bfloat16`` (coarser, same range).
+
+    Example: ``cast(bfloat16)``, ``cast(float16)``.
     """
     if dtype not in DTYPES:
         raise BadArgument(f"cast({dtype})", f"dtype must be one of {', '.join(DTYPES)}")
@@ -27,7 +29,7 @@ def cast(dtype: str = "bfloat16") -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         sent = value.tensor.to(narrow)
-        mine = sent.to(value.tensor.dtype)  # before the wire overwrites what was sent
+        mine = sent.to(value.tensor.dtype, copy=True)  # the wire may overwrite what was sent
         mean = yield Mean(sent)
         return Agreed(mean.to(value.tensor.dtype), mine, state=None)
 

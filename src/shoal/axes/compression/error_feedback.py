@@ -21,6 +21,9 @@ def error_feedback(inner: Compressor) -> Compressor:
 
     Args:
         inner: a contractive compressor, such as ``topk(0.01)`` or ``powersgd(4)``.
+
+    Example: ``error_feedback(topk(0.25))``, ``error_feedback(powersgd(2))``,
+    ``error_feedback(cast(bfloat16))``.
     """
     if not isinstance(inner, Compressor):
         raise BadArgument(

@@ -25,6 +25,8 @@ def powersgd(rank: int = 1) -> Compressor:
     Args:
         rank: columns kept; more is closer and dearer.
 
+    Example: ``powersgd(1)``, ``powersgd(2)``.
+
     Differs from the paper: orthogonalises by QR, where the paper uses Gram-Schmidt; the factors
     start from a generator seeded by the parameter's name, so that all workers hold the same.
     """

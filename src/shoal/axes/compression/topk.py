@@ -22,6 +22,8 @@ def topk(ratio: float) -> Compressor:
 
     Args:
         ratio: share of the entries that is sent, in (0, 1]; at least one entry.
+
+    Example: ``topk(0.25)``, ``topk(1)``.
     """
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         raise BadArgument(f"topk({ratio})", "ratio must lie in (0, 1], for example topk(0.01)")
@@ -30,14 +32,16 @@ def topk(ratio: float) -> Compressor:
         flat = value.tensor.flatten()  # (numel,)
         k = min(flat.numel(), max(1, int(ratio * flat.numel())))
         where = flat.abs().topk(k, sorted=False).indices  # (k,)
-        parts = (where.to(torch.int32), flat[where])
+        narrow = torch.int32 if flat.numel() < 2**31 else torch.int64
+        parts = (where.to(narrow), flat[where])
         mine = torch.zeros_like(value.tensor)
         add(parts, mine, 1.0)
         mean = yield Gather(parts, add, like=value.tensor)  # indices differ: gather, not sum
         return Agreed(mean, mine, state=None)
 
     traits = Trait.CONTRACTIVE | Trait.SLICEABLE | Trait.ONE_SHOT
-    return Compressor(f"topk({ratio:g})", traits, flow, add=add)
+    typed = repr(float(ratio)).removesuffix(".0")  # every digit: equality is by name
+    return Compressor(f"topk({typed})", traits, flow, add=add)
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:

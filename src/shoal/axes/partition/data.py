@@ -14,5 +14,7 @@ def data(replicas: int | None = None) -> Partition:
 
     Args:
         replicas: how many; left out, as many as there are.
+
+    Example: ``data``, ``data(1)``, ``data(4)``.
     """
     return Partition(replicas if replicas is None else degree("data", replicas))

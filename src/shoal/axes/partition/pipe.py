@@ -15,5 +15,7 @@ def pipe(stages: int) -> Partition:
 
     Args:
         stages: how many; needs ``run.step``, for an own loop cannot be cut.
+
+    Example: ``pipe(2)``.
     """
     return Partition(pipe=degree("pipe", stages))

@@ -15,5 +15,7 @@ def shard(ranks: int) -> Partition:
 
     Args:
         ranks: how many; a worker is all of them together.
+
+    Example: ``shard(2)``.
     """
     return Partition(shard=degree("shard", ranks))

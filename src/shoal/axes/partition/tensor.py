@@ -14,5 +14,7 @@ def tensor(ranks: int) -> Partition:
 
     Args:
         ranks: how many; the model must say how its layers may be cut.
+
+    Example: ``tensor(2)``.
     """
     return Partition(tensor=degree("tensor", ranks))

@@ -19,7 +19,9 @@ def fifo(fusion: int = DEFAULT) -> Schedule:
     """Send everything after backward, in order, fused up to ``fusion`` bytes a message.
 
     Args:
-        fusion: largest message; 1 sends every tensor on its own.
+        fusion: a message is full from this size on; 1 sends every tensor on its own.
+
+    Example: ``fifo``, ``fifo(1)``.
     """
     check_nbytes("fifo", fusion)
 

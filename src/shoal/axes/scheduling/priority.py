@@ -26,6 +26,8 @@ def priority(size: int = DEFAULT) -> Schedule:
 
     Args:
         size: bytes a slice; P3 uses 50,000 numbers, ByteScheduler megabytes.
+
+    Example: ``priority``, ``priority(256)``.
     """
     check_nbytes("priority", size)
 

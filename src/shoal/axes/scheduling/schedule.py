@@ -77,7 +77,7 @@ def whole(layers: Sequence[Layer], index: int) -> Slice:
 
 
 def fuse(layers: Sequence[Layer], first: int, limit: int) -> Iterator[tuple[int, ...]]:
-    """Group layers from the last to the first, up to ``limit`` bytes a group.
+    """Group layers from the last to the first; from ``limit`` bytes on, a group is full.
 
     The very first group closes at ``first`` bytes already, so that the link starts early.
     """

@@ -21,6 +21,8 @@ def wfbp(fusion: int = DEFAULT) -> Schedule:
 
     Args:
         fusion: the bucket size; 1 sends every tensor on its own.
+
+    Example: ``wfbp``, ``wfbp(1)``.
     """
     check_nbytes("wfbp", fusion)
 

@@ -18,6 +18,8 @@ def local(steps: int) -> Synchrony:
 
     Args:
         steps: 1 is bsp; more talks less and drifts further.
+
+    Example: ``local(1)``, ``local(4)``.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise BadArgument(f"local({steps})", "steps must be a whole number >= 1")

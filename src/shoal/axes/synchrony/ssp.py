@@ -16,7 +16,9 @@ def ssp(bound: int) -> Synchrony:
 
     Args:
         bound: 0 reads the same models as bsp; more waits less and reads older models.
+
+    Example: ``ssp(0)``, ``ssp(2)``.
     """
-    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-        raise BadArgument(f"ssp({bound})", "the bound must be a whole number >= 0")
+    if isinstance(bound, bool) or not isinstance(bound, int) or not 0 <= bound < 2**53:
+        raise BadArgument(f"ssp({bound})", "the bound must be a whole number >= 0; asp has none")
     return Synchrony(f"ssp({bound})", 1, float(bound))

@@ -56,6 +56,11 @@ class Seat:
         return prefix(self.run_id, self.token, self.generation)
 
     @property
+    def hosts_store(self) -> bool:
+        """Whether the others meet in this very process."""
+        return self.rank == 0 and self.role == "worker" and not self.hosted
+
+    @property
     def name(self) -> str:
         """What people call this process."""
         return f"rank {self.rank}" if self.role == "worker" else f"server {self.rank}"

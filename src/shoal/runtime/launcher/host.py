@@ -69,11 +69,6 @@ class StoreHost:
         store.compare_set("failure", "", failure.write())
         store.set("bell", "1")
 
-    @property
-    def importing(self) -> bool:
-        """Whether torch is still being imported; an interpreter cannot wind down meanwhile."""
-        return self._thread.is_alive()
-
     def close(self) -> None:
         """Free the port."""
         self._store = None

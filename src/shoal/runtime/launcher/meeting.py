@@ -30,6 +30,7 @@ LOOK_SECONDS = 0.05
 TELL_EVERY_SECONDS = 5.0
 
 _turns = itertools.count()  # the k-th join of a process meets the k-th join of the others
+_hosted: dict[tuple[str, int], TCPStore] = {}  # stays open: others may join again
 
 
 class Meeting(NamedTuple):
@@ -60,14 +61,17 @@ def turn() -> int:
 
 def _connect(seat: Seat, seconds: float, join_seconds: float) -> Store:
     """The store all meet at; hosted by rank 0 unless a launcher hosts it."""
-    hosts = seat.rank == 0 and seat.role == "worker" and not seat.hosted
     limit = timedelta(seconds=max(seconds, join_seconds))
-    if hosts:
+    where = (seat.host, seat.port)
+    if seat.hosts_store and where in _hosted:
+        return _hosted[where]
+    if seat.hosts_store:
         fd = _listen(seat)
-        return TCPStore(
+        _hosted[where] = TCPStore(
             seat.host, seat.port, None, True, timeout=limit, wait_for_workers=False,
             master_listen_fd=fd,
         )  # fmt: skip
+        return _hosted[where]
     _reach(seat, join_seconds)
     with as_fault(f"connecting to the store at {seat.host}:{seat.port}"):
         return TCPStore(seat.host, seat.port, None, False, timeout=limit, wait_for_workers=False)
@@ -141,11 +145,21 @@ def _wait_for_all(seat: Seat, meeting: Meeting, join_seconds: float) -> None:
         if failed:
             raise Failure.read(meeting.run.get("alarm/failure")).as_error()
         tell(left, f"{seat.name} waits for {_names(missing)} of {seat.workers}")
-    raise ExchangeTimeout(
+    error = ExchangeTimeout(
         f"{_names(missing)} of {seat.workers} did not join within {join_seconds:g} s: "
         "start all workers, or set WORLD_SIZE to as many as there are "
         f"({contract.JOIN_SECONDS} sets how long to wait)"
     )
+    _pass_on(seat, meeting, error)
+    raise error
+
+
+def _pass_on(seat: Seat, meeting: Meeting, error: ExchangeTimeout) -> None:
+    """Let the others give up for the same reason, before the store goes with its host."""
+    with as_fault("waiting for the other workers"):
+        meeting.run.compare_set("alarm/failure", "", Failure.of(seat.rank, error).write())
+    if seat.hosts_store:
+        time.sleep(LOOK_SECONDS * 6)
 
 
 def _awaited(seat: Seat) -> list[str]:

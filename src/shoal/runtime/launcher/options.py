@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class LaunchOptions:
     port: int = 0
     oversubscribe: bool = False
     on_death: str = "fail"
+    after: Callable[[Path], None] | None = None  # sees the run's directory before it goes
 
     @property
     def nodes(self) -> int:
@@ -135,18 +136,21 @@ def _check_places(options: LaunchOptions) -> None:
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port {options.port}: a port lies between 1 and 65535, or 0 for any")
     for name, path in (("--dir", options.directory), ("--checkpoint", options.checkpoint)):
-        if path is not None and path.exists() and not path.is_dir():
-            raise UsageError(f"{name} {path}: is a file; name a directory")
-        if path is not None and not _writable(path):
-            raise UsageError(f"{name} {path}: cannot be written to; choose another directory")
+        if path is not None and (why := _unusable(path)):
+            raise UsageError(f"{name} {path}: {why}; choose another directory")
 
 
-def _writable(path: Path) -> bool:
+def _unusable(path: Path) -> str | None:
+    """Why files cannot be made in a directory, which need not exist yet."""
     try:
-        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
-    except (OSError, StopIteration):  # a name too long, or a loop of links
-        return False
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+        nearest = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    except OSError as error:  # a name too long, or a loop of links
+        return str(error.strerror)
+    if not nearest.is_dir():
+        return f"{nearest} is a file, not a directory"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{nearest} cannot be written to"
+    return None
 
 
 def _check_nodes(options: LaunchOptions) -> None:

@@ -21,8 +21,9 @@ class GradientMode:
     def __init__(self, gradients: Agreement) -> None:
         self.gradients = gradients
 
-    def opening(self) -> None:
+    def opening(self) -> list[Asks]:
         """Nothing travels before a gradient exists."""
+        return []
 
     def closing(self, apply: Apply) -> Asks:
         """Update with the agreed gradient."""

@@ -32,8 +32,9 @@ class LocalMode:
         self.steps = 0
         self.anchor = {name: p.detach().clone() for name, p in parameters.items()}
 
-    def opening(self) -> None:
+    def opening(self) -> list[Asks]:
         """Nothing travels before the step is done."""
+        return []
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:

@@ -31,14 +31,14 @@ class MixingMode:
         self.before: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
-    def opening(self) -> Asks | None:
+    def opening(self) -> list[Asks]:
         """Send the model as it is at the start of the step."""
         if not self.due():
-            return None
+            return []
         for name, p in self.parameters.items():
             self.models.flats.places[name].view.copy_(p)
         self.before = {name: p.detach().clone() for name, p in self.parameters.items()}
-        return self.models.flows()
+        return [self.models.flow(index) for index in range(len(self.models.tasks))]
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
@@ -51,6 +51,7 @@ class MixingMode:
             for name, p in self.parameters.items():
                 p += self.models.flats.places[name].view - self.before[name]
             self.before = {}
+            self.models.round += 1
         yield from ()
 
     def due(self) -> bool:

@@ -26,8 +26,8 @@ class Mode(Protocol):
     def agrees(self) -> bool:
         """Whether all workers hold the same model after every step."""
 
-    def opening(self) -> Asks | None:
-        """What may travel from the start of the step on, if anything."""
+    def opening(self) -> list[Asks]:
+        """What may travel from the start of the step on."""
 
     def closing(self, apply: Apply) -> Asks:
         """The end of the step: update, and agree where it is due."""

@@ -33,8 +33,9 @@ class PairsMode:
         self.seed = seed
         self.events = 0
 
-    def opening(self) -> None:
+    def opening(self) -> list[Asks]:
         """Nothing travels before the step is done."""
+        return []
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:

@@ -31,8 +31,9 @@ class PushMode:
         self.pushes = pushes
         self.collect = collect
 
-    def opening(self) -> None:
+    def opening(self) -> list[Asks]:
         """Nothing travels before the gradient is complete."""
+        return []
 
     def closing(self, apply: Apply) -> Asks:
         """Push, wait for the answer, take the server's model."""

@@ -11,17 +11,18 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from shoal.errors import BadArgument, LayoutMismatch, UnknownName
+from shoal.errors import BadArgument, LayoutMismatch
 from shoal.runtime.partitioned.stages import Blueprint, Passed, Stage, as_passed
 
 ScheduleName = Literal["1f1b", "gpipe"]
@@ -46,8 +47,6 @@ class Pipeline:
     def __init__(
         self, stage: Stage, blueprint: Blueprint, *, mesh: DeviceMesh, schedule: str = "1f1b"
     ) -> None:
-        if schedule not in SCHEDULES:
-            raise UnknownName("pipeline schedule", schedule, SCHEDULES)
         self.stage, self.blueprint, self.schedule = stage, blueprint, schedule
         self.group, self.shards = mesh["pp"].get_group(), mesh["dp_shard"]
         self.index, self.count = mesh["pp"].get_local_rank(), mesh["pp"].size()
@@ -81,17 +80,18 @@ class Pipeline:
             The weighted sum of the losses, in float64, the same on every stage.
         """
         inputs = [as_passed(micro) for micro in micro_batches]
-        if not inputs or len(inputs) != len(targets):
-            why = f"{len(inputs)} micro-batches and {len(targets)} targets; give as many of each"
-            raise BadArgument("forward_backward", why)
         samples = [len(micro[0]) for micro in inputs]
-        factors = list(weights or [n / sum(samples) for n in samples])
+        factors = [n / sum(samples) for n in samples] if weights is None else list(weights)
         targets = list(targets)
+        if not len(inputs) == len(targets) == len(factors) > 0:
+            counts = f"{len(inputs)} micro-batches, {len(targets)} targets, {len(factors)} weights"
+            raise BadArgument("forward_backward", f"{counts}; give as many of each, at least one")
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in self._passes([_shape(micro) for micro in inputs]):
-            made = self._prepared(inputs[part])
+            made, is_new = self._prepared(inputs[part])
             made.loss.set(loss_fn, targets[part], factors[part])
-            total += self._run(made.schedule, inputs[part])
+            with _aside(self.stage) if is_new else nullcontext():
+                total += self._run(made.schedule, inputs[part])
         dist.broadcast(total, group=self.group, group_src=self.count - 1)
         return total
 
@@ -142,14 +142,14 @@ class Pipeline:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum().double()
 
-    def _prepared(self, inputs: list[Passed]) -> _Prepared:
+    def _prepared(self, inputs: list[Passed]) -> tuple[_Prepared, bool]:
         key = (_shape(inputs[0]), len(inputs))
-        if key not in self._kept:
+        if is_new := key not in self._kept:
             if len(self._kept) == KEPT:  # all stages see the same shapes, so drop the same
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = self._build(inputs[0], count=len(inputs))
         self._announce(self._kept[key].outputs)
-        return self._kept[key]
+        return self._kept[key], is_new
 
     def _build(self, example: Passed, *, count: int) -> _Prepared:
         passed = self.blueprint.passed(example)
@@ -190,6 +190,19 @@ class _Prepared(NamedTuple):
     schedule: Any
     loss: _Loss
     outputs: Passed  # what leaves this stage, without numbers
+
+
+@contextmanager
+def _aside(module: nn.Module) -> Iterator[None]:
+    """Add up gradients around a schedule's first pass, at which torch drops those of FSDP2."""
+    held = [(p, p.grad) for p in module.parameters() if p.grad is not None]
+    for parameter, _ in held:
+        parameter.grad = None
+    yield
+    for parameter, grad in held:
+        if parameter.grad is not None:
+            grad += parameter.grad
+        parameter.grad = grad
 
 
 def _shape(passed: Passed) -> Shape:

@@ -30,9 +30,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from shoal.errors import UnknownName
 from shoal.runtime.partitioned import optimizer as optimizers
 from shoal.runtime.partitioned import shard, tensor
-from shoal.runtime.partitioned.pipe import Pipeline, ScheduleName
+from shoal.runtime.partitioned.pipe import SCHEDULES, Pipeline, ScheduleName
 from shoal.runtime.partitioned.stages import Blueprint, Stage, stage_of, stages
 
 
@@ -100,6 +101,8 @@ def place(
     Raises:
         UsageError: the model or its optimizer cannot be cut so.
     """
+    if schedule not in SCHEDULES:
+        raise UnknownName("pipeline schedule", schedule, SCHEDULES)
     tp, pp, dp = mesh["tp"], mesh["pp"], mesh["dp_shard"]
     groups = optimizers.names(optimizer, model) if optimizer else []
     styles = tensor.plan(model, tp.size()) if tp.size() > 1 else {}
@@ -107,10 +110,12 @@ def place(
     entries = tuple(
         Entry(name, stage_of(name, parts) or 0, value.shape, value.dtype)
         for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)
     )
 
     blueprint = Blueprint(model, parts) if parts else None
-    tensor.cut(model, styles, tp)
+    if styles:
+        tensor.cut(model, styles, tp)
     kept: nn.Module = model
     pipeline = None
     if blueprint:

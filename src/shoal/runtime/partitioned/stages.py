@@ -27,13 +27,13 @@ def stages(model: nn.Module, n: int) -> Stages:
         found = _even(model, n)
     else:
         raise UsageError(
-            f"pipe={n}: because {type(model).__name__} does not say where it may be cut; instead:"
+            f"pipe({n}): because {type(model).__name__} does not say where it may be cut; instead:"
             f" give it a method pipe_stages(n) -> [[submodule, ...], ...] (see shoal.models), make"
-            f" it an nn.Sequential, or use shard={n}, which needs neither"
+            f" it an nn.Sequential, or use shard({n}), which needs neither"
         )
     if len(found) != n or not all(found):
         raise UsageError(
-            f"pipe={n}: because pipe_stages({n}) of {type(model).__name__} returned"
+            f"pipe({n}): because pipe_stages({n}) of {type(model).__name__} returned"
             f" {sum(map(bool, found))} stages with submodules in them; instead: return {n}"
         )
     _check_owned(model, found)
@@ -106,19 +106,19 @@ def as_passed(value: Any) -> Passed:
 
 def _check_owned(model: nn.Module, stages: Stages) -> None:
     owner: dict[int, tuple[int, str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, value in model.state_dict(keep_vars=True).items():
         stage = stage_of(name, stages)
         if stage is None:
             raise UsageError(
-                f"pipe={len(stages)}: because parameter {name} is in no submodule of any stage;"
-                f" instead: move it into one, and name that in pipe_stages"
+                f"pipe({len(stages)}): because {name} is in no submodule of any stage; instead:"
+                f" move it into one, and name that in pipe_stages"
             )
-        held, first = owner.setdefault(id(parameter), (stage, name))
+        held, first = owner.setdefault(id(value), (stage, name))
         if held != stage:
             raise UsageError(
-                f"pipe={len(stages)}: because {first} (stage {held}) and {name} (stage {stage}) are"
-                f" one tied parameter, which cannot be on two stages; instead: untie them (tied="
-                f"False in shoal's GPT), or use shard={len(stages)}"
+                f"pipe({len(stages)}): because {first} (stage {held}) and {name} (stage {stage})"
+                f" are one tied parameter, which cannot be on two stages; instead: untie them"
+                f" (tied=False in shoal's GPT), or use shard({len(stages)})"
             )
 
 
@@ -128,8 +128,8 @@ def _even(model: nn.Sequential, n: int) -> Stages:
     holders = [name for name, size in sizes.items() if size]
     if len(holders) < n:
         raise UsageError(
-            f"pipe={n}: because only {len(holders)} of this model's links have parameters, fewer"
-            f" than stages; instead: pipe={max(1, len(holders))} or less"
+            f"pipe({n}): because only {len(holders)} of this model's links have parameters, fewer"
+            f" than stages; instead: pipe({max(1, len(holders))}) or less"
         )
     starts = set(_starts([sizes[name] for name in holders], n))
     found: Stages = [[]]
@@ -160,4 +160,4 @@ def _prune(module: nn.Module, links: Iterable[str]) -> None:
         if inner:
             _prune(child, inner)
         else:
-            delattr(module, name) if not name.isdigit() else module._modules.pop(name)
+            delattr(module, name)

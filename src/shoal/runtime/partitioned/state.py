@@ -37,19 +37,21 @@ def full_state(placed: Placed) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_full(placed: Placed, state: Mapping[str, Tensor]) -> None:
     """Put a whole model's state, equal on all ranks, into the parts; with no traffic."""
-    wanted, given = {entry.name for entry in placed.entries}, set(state)
+    wanted = {entry.name: entry.shape for entry in placed.entries}
+    given = {name: value.shape for name, value in state.items()}
     if wanted != given:
+        odd = sorted(set(wanted.items()) ^ set(given.items()))
         raise CheckpointMismatch(
-            f"state of another model: missing {sorted(wanted - given)[:3]}, unknown"
-            f" {sorted(given - wanted)[:3]}; give the state of the model that was cut"
+            f"state of another model: {len(odd)} names or shapes differ, such as {odd[0][0]};"
+            f" give the state of the model that was cut"
         )
-    for name, value in placed.model.state_dict().items():
-        if isinstance(value, DTensor):
-            whole = state[name].to(value.device)
-            part = distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None)
-            local(value).copy_(local(part))
-        else:
-            value.copy_(state[name])
+    mine = placed.model.state_dict()
+    for name in wanted.keys() & mine.keys():
+        part = state[name].to(mine[name].device)
+        if isinstance(mine[name], DTensor):
+            axes, placements = mine[name].device_mesh, mine[name].placements
+            part = distribute_tensor(part, axes, placements, src_data_rank=None)
+        local(mine[name]).copy_(local(part))
 
 
 @torch.no_grad()

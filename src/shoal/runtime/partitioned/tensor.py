@@ -48,7 +48,7 @@ def plan(model: nn.Module, n: int) -> dict[str, str]:
         found = [name for name, _ in model.named_modules() if _matches(name, pattern)]
         if not found:
             raise UsageError(
-                f"tensor={n}: because the plan of {type(model).__name__} names {pattern!r} and no"
+                f"tensor({n}): because the plan of {type(model).__name__} names {pattern!r} and no"
                 f" module is called so; instead: a pattern that matches one"
             )
         named |= dict.fromkeys(found, style)
@@ -85,9 +85,9 @@ def _declared(model: nn.Module, n: int) -> Mapping[str, str]:
         _check_heads(model, n)
         return cast("Mapping[str, str]", declared)
     raise UsageError(
-        f"tensor={n}: because {type(model).__name__} does not say how its layers may be cut;"
+        f"tensor({n}): because {type(model).__name__} does not say how its layers may be cut;"
         f" instead: give it a method tensor_plan(n) -> {{module name: {' | '.join(STYLES)}}}"
-        f" (see shoal.models), or use shard={n}, which needs no plan"
+        f" (see shoal.models), or use shard({n}), which needs no plan"
     )
 
 
@@ -97,8 +97,8 @@ def _check_heads(model: nn.Module, n: int) -> None:
         heads = getattr(config, field, None) or 0
         if heads % n:
             raise UsageError(
-                f"tensor={n}: because {field}={heads} does not divide by {n}; instead: a tensor"
-                f" degree that divides it, or shard={n}"
+                f"tensor({n}): because {field}={heads} does not divide by {n}; instead: a tensor"
+                f" degree that divides it, or shard({n})"
             )
 
 
@@ -111,14 +111,14 @@ def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
     wanted = nn.Embedding if style == "vocab" else nn.Linear
     if not isinstance(module, wanted):
         raise UsageError(
-            f"tensor={n}: because {style!r} cuts {wanted.__name__} and {name} is"
+            f"tensor({n}): because {style!r} cuts {wanted.__name__} and {name} is"
             f" {type(module).__name__}; instead: leave it out of the plan"
         )
     sizes = {"column": "out_features", "row": "in_features"}
     size = getattr(module, sizes[style]) if style in sizes else 0
     if size % n:
         raise UsageError(
-            f"tensor={n}: because the {size} {sizes[style]} of {name} do not divide by {n};"
+            f"tensor({n}): because the {size} {sizes[style]} of {name} do not divide by {n};"
             f" instead: a width that does, or another degree"
         )
 

@@ -1,0 +1,202 @@
+"""The pages that are made from the code, so that they cannot be out of date.
+
+mkdocs calls :func:`on_files` (see ``hooks:`` in mkdocs.yml). One page an axis from its docstrings,
+one compatibility table from ``shoal.rules``, one list of papers from ``references.bib``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from shoal import axes
+from shoal.errors import Conflict, ConflictError
+from shoal.notation import call
+from shoal.strategy import Strategy
+from shoal.testing.contracts import samples
+
+BIB = Path(axes.__file__).with_name("references.bib")
+LINK = re.compile(r"`([^`<]+?)\s*<(https?://[^>]+)>`_")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the site."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Every generated page by its path."""
+    made = {f"axes/{axis}.md": axis_page(axis) for axis in axes.AXES}
+    return {
+        **made,
+        "axes/index.md": overview(),
+        "compatibility.md": compatibility(),
+        "references.md": references(),
+    }
+
+
+def overview() -> str:
+    """All answers on one page."""
+    lines = ["# Six questions", "", "Any way of training on many machines answers six questions."]
+    for axis in axes.AXES:
+        lines += ["", f"## [{axis}]({axis}.md): {axes.QUESTIONS[axis]}", ""]
+        lines += ["| answer | in a line | paper |", "|---|---|---|"]
+        for m in axes.catalogue():
+            if m.axis == axis:
+                paper = f"[{m.paper}]({m.link})" if m.link else m.paper
+                lines.append(
+                    f"| [`{m.signature}`]({axis}.md#{m.name}) | {plain(m.summary)} | {paper} |"
+                )
+    return "\n".join(lines) + "\n"
+
+
+def axis_page(axis: str) -> str:
+    """One axis: its question, then every answer with what it does, arguments and papers."""
+    package = inspect.getmodule(axes).__dict__[axis]
+    lines = [f"# {axis}: {axes.QUESTIONS[axis]}", "", plain(inspect.getdoc(package) or ""), ""]
+    for function in axes.AXES[axis]:
+        lines += [*member(function), ""]
+    lines += ["What goes with what: [compatibility](../compatibility.md).", ""]
+    return "\n".join(lines)
+
+
+def member(function: Callable[..., Any]) -> Iterator[str]:
+    """One answer."""
+    module = inspect.getmodule(function)
+    story, _, papers = (inspect.getdoc(module) or "").partition("References:")
+    yield f"## {function.__name__}"
+    yield ""
+    yield f"`{function.__name__}{inspect.signature(function)}`".replace("'", "")
+    yield ""
+    yield plain(story.strip())
+    yield ""
+    yield from docstring(inspect.getdoc(function) or "")
+    yield ""
+    typed = ", ".join(f"`{text}`" for text in samples(function))
+    yield f"Typed as: {typed}. Source: `{module.__name__ if module else ''}`."
+    yield ""
+    yield "References:"
+    yield ""
+    yield from (f"- {one}" for one in cited(papers))
+
+
+def docstring(text: str) -> Iterator[str]:
+    """A Google-style docstring as Markdown."""
+    text = re.sub(r"^Example:.*?(\n\s*\n|\Z)", "", text, flags=re.S | re.M)
+    story, _, rest = text.partition("Args:")
+    yield plain(story.strip())
+    block, _, after = rest.partition("\n\n")
+    yield ""
+    for name, told in re.findall(
+        r"^    (\w+): (.*?)(?=^    \w+: |\Z)", block.strip("\n"), re.S | re.M
+    ):
+        yield f"- `{name}`: {plain(' '.join(told.split()))}"
+    if after.strip():
+        yield ""
+        yield plain(inspect.cleandoc(after))
+
+
+def cited(papers: str) -> list[str]:
+    """One paper an item, with Markdown links."""
+    text = LINK.sub(r"[\1](\2)", " ".join(papers.split()))
+    return [plain(part).strip() for part in re.split(r"(?<=\.) (?=[A-Z][\w-]+[ ,])", text) if part]
+
+
+def plain(text: str) -> str:
+    """reStructuredText's code marks as Markdown's."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+
+
+@cache
+def legal() -> tuple[frozenset[tuple[Any, Any]], dict[tuple[Any, Any], Conflict]]:
+    """Pairs that stand together in some whole strategy; for the others, the nearest conflict."""
+    every = {
+        axis: [call(text, axes.FUNCTIONS, "technique") for f in fs for text in samples(f)]
+        for axis, fs in axes.AXES.items()
+    }
+    together: set[tuple[Any, Any]] = set()
+    nearest: dict[tuple[Any, Any], tuple[int, int, Conflict]] = {}
+    for answers in product(*every.values()):
+        try:
+            Strategy(*answers)
+        except ConflictError as error:
+            for pair in combinations(answers, 2):
+                for told in error.conflicts:
+                    found = -sum(repr(one) in told.what for one in pair), len(error.conflicts), told
+                    nearest[pair] = min(nearest.get(pair, found), found)
+        else:
+            together.update(combinations(answers, 2))
+    return frozenset(together), {pair: told for pair, (*_, told) in nearest.items()}
+
+
+@cache
+def rows() -> Mapping[str, tuple[Any, ...]]:
+    """The answers the tables show: samples of one technique that behave alike are one row."""
+    together, _ = legal()
+    kept: dict[str, dict[tuple[str, frozenset[Any]], Any]] = {}
+    for axis, functions in axes.AXES.items():
+        kept[axis] = {}
+        for function in functions:
+            for text in samples(function):
+                made = call(text, axes.FUNCTIONS, "technique")
+                partners = {pair[made == pair[0]] for pair in together if made in pair}
+                kept[axis].setdefault((function.__name__, frozenset(partners)), made)
+    return {axis: tuple(dict.fromkeys(found.values())) for axis, found in kept.items()}
+
+
+def compatibility() -> str:
+    """Which answers go together, from the rules themselves."""
+    lines = [
+        "# What goes with what",
+        "",
+        "Made from `shoal.rules` by trying every product of the six axes. A dot: some strategy has",
+        "both. A cross: none has; below the table stands why, and what to do instead. The error",
+        'says the same, and so does `shoal explain "..."`.',
+    ]
+    for left, right in combinations(rows(), 2):
+        table = crossed(rows()[left], rows()[right])
+        if table:
+            lines += ["", f"## {left} and {right}", "", *table]
+    return "\n".join(lines) + "\n"
+
+
+def crossed(left: tuple[Any, ...], right: tuple[Any, ...]) -> list[str]:
+    """The table of two axes and its reasons; nothing where everything goes together."""
+    together, nearest = legal()
+    reasons: dict[tuple[str, str], dict[Any, list[str]]] = {}
+    lines = ["| |" + "".join(f" `{b}` |" for b in right), "|---|" + ":-:|" * len(right)]
+    for a in left:
+        refused = [b for b in right if (a, b) not in together]
+        lines.append(f"| `{a}` |" + "".join(" ✗ |" if b in refused else " · |" for b in right))
+        for b in refused:
+            _, why, instead = nearest[a, b]
+            reasons.setdefault((why, instead), {}).setdefault(a, []).append(f"`{b}`")
+    said = []
+    for (why, instead), pairs in reasons.items():
+        who = "; ".join(f"`{a}` with {', '.join(others)}" for a, others in pairs.items())
+        said.append(f"- {who}: because {why}. Instead: {instead}.")
+    return [*lines, "", *said] if said else []
+
+
+def references() -> str:
+    """All papers, by year."""
+    entry = re.compile(
+        r"@\w+\{(\w+), author = \{(.*?)\}, title = \{(.*)\}, year = \{(\d+)\}, url = \{(.*?)\}\}"
+    )
+    found = sorted(entry.findall(BIB.read_text()), key=lambda one: (one[3], one[0]))
+    lines = ["# Papers", ""]
+    for key, author, title, year, url in found:
+        authors = author.replace(" and others", " et al.").replace(" and ", "; ")
+        clean = title.replace("{", "").replace("}", "")
+        lines.append(f"- {year}: {authors}, [{clean}]({url}) `{key}`")
+    return "\n".join(lines) + "\n"

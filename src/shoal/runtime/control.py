@@ -1,0 +1,93 @@
+"""A few numbers that every step agrees on besides gradients: loss, samples, what is missing.
+
+They travel as one small message behind the gradients, so that they cost next to nothing, and every
+worker sees every worker's: whoever has a NaN is named.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.errors import NonFinite
+from shoal.wire.pending import gather_flat
+
+WIDTH = 4
+
+
+class Word(NamedTuple):
+    """What one worker says of its step."""
+
+    loss: float  # sum over its samples
+    samples: float
+    unused: float  # parameters without a gradient
+    bad: float  # 1: my loss is NaN or inf
+
+
+class Table(NamedTuple):
+    """What all workers said."""
+
+    words: tuple[Word, ...]
+
+    @property
+    def loss(self) -> float:
+        """Mean over all samples."""
+        samples = sum(word.samples for word in self.words)
+        return sum(word.loss for word in self.words) / samples if samples else math.nan
+
+    @property
+    def samples(self) -> int:
+        """Of all workers."""
+        return int(sum(word.samples for word in self.words))
+
+    @property
+    def unused(self) -> bool:
+        """Whether anybody lacks a gradient."""
+        return any(word.unused for word in self.words)
+
+    def bad_ranks(self) -> list[int]:
+        """Workers whose loss is not a number."""
+        return [rank for rank, word in enumerate(self.words) if word.bad]
+
+
+class Asked(NamedTuple):
+    """A table under way."""
+
+    everyone: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Table:
+        """The table."""
+        if self.work is not None:
+            self.work.wait()
+        return Table(tuple(Word(*row) for row in self.everyone.view(-1, WIDTH).tolist()))
+
+
+def tell(word: Word, group: dist.ProcessGroup | None, size: int) -> Asked:
+    """Say my word and ask for everybody's."""
+    mine = torch.tensor(word, dtype=torch.float64)
+    if size == 1:
+        return Asked(mine, None)
+    everyone = torch.empty(size * WIDTH, dtype=torch.float64)
+    return Asked(everyone, gather_flat(everyone, mine, group=group, async_op=True))
+
+
+def nowhere(unused: set[str], names: list[str], group: dist.ProcessGroup | None) -> set[str]:
+    """Parameters that got a gradient on no worker."""
+    present = torch.tensor([name not in unused for name in names], dtype=torch.uint8)
+    if group is not None or dist.is_initialized():
+        dist.all_reduce(present, op=dist.ReduceOp.MAX, group=group)
+    return {name for name, seen in zip(names, present.tolist(), strict=True) if not seen}
+
+
+def nonfinite(what: str, step: int, ranks: list[int]) -> NonFinite:
+    """The error that names step and ranks."""
+    who = "rank " + ", ".join(map(str, ranks)) if ranks else "all ranks"
+    return NonFinite(
+        f"{what} is NaN or inf at step {step} on {who}: lower the learning rate, clip, or look at "
+        "that batch; nonfinite='skip' leaves such steps out on all workers"
+    )

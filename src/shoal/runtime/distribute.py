@@ -1,0 +1,180 @@
+"""``shoal.distribute``: from a model and an optimizer to a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shoal.errors import BadArgument, UsageError
+from shoal.rules import Facts
+from shoal.runtime import capture, saving
+from shoal.runtime.join import World, agree_layout, join
+from shoal.runtime.launcher import contract
+from shoal.runtime.objective import Loss, plain
+from shoal.runtime.replica import Replica
+from shoal.runtime.run import Run
+from shoal.runtime.settings import Settings
+from shoal.runtime.source import Cut, Whole
+from shoal.runtime.team import Team
+from shoal.runtime.wires import wire
+from shoal.strategy import AUTO, Strategy, parse
+from shoal.timeline.record import NullRecorder, Recorder
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shoal.runtime.settings import Options
+
+log = logging.getLogger("shoal")
+Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
+
+
+def distribute(
+    model: nn.Module | Models,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    loss: Loss | None = None,
+    strategy: str | Strategy | None = None,
+    **options: Unpack[Options],
+) -> Run:
+    """Join the other workers and train with them.
+
+    Args:
+        model: the model, built alike on every worker (rank 0's weights are taken), or several:
+            ``{"g": (G, optimizer_g), "d": (D, optimizer_d)}``.
+        optimizer: over the model's parameters.
+        loss: ``(output, target) -> scalar``; None takes the model's own.
+        strategy: what to do; None takes the command line's, or ``auto``.
+        options: see :class:`shoal.runtime.settings.Settings`.
+    """
+    settings = Settings.named(options)
+    models = _models(model, optimizer)
+    chosen = _strategy(strategy)
+    if capture.wanted():
+        return capture.stand_in(models, loss=loss, strategy=chosen, settings=settings)
+    for name, (_, used) in models.items():
+        _check_rates(name, used)
+    world = join(backend=settings.backend, seconds=settings.timeout)
+    chosen.bind(_facts(world, models, settings))
+    recorder = Recorder(world.rank) if settings.timeline else NullRecorder(world.rank)
+    mesh = None
+    if chosen.partition.cuts:
+        from shoal.runtime import partitioned
+
+        mesh = partitioned.mesh(chosen.partition, world.size)
+    team = Team(world, chosen, settings, recorder, mesh)
+    _agree(world, models, chosen)
+    replicas = {}
+    for name, (module, used) in models.items():
+        module.to(world.device)
+        _same_start(module, world)
+        source = Whole(module) if mesh is None else _cut(module, used, team)
+        replicas[name] = Replica(source, used, team=team, wire=wire(source, used, team))
+    run = Run(replicas, loss=loss, team=team)
+    _announce(run)
+    saving.resume(run)
+    return run
+
+
+def _models(model: nn.Module | Models, optimizer: torch.optim.Optimizer | None) -> Models:
+    if isinstance(model, Mapping):
+        if optimizer is not None or not model:
+            raise UsageError("several models come as {name: (model, optimizer)}, and nothing else")
+        return model
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"distribute takes an nn.Module, not {type(model).__name__}")
+    if optimizer is None:
+        raise UsageError("distribute(model, optimizer): the optimizer is missing")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(
+            f"{type(model).__name__} has no trainable parameters: unfreeze some, or do not train it"
+        )
+    return {"model": (model, optimizer)}
+
+
+def _strategy(given: str | Strategy | None) -> Strategy:
+    """The script's own wins, and says so when the command line disagrees."""
+    told = os.environ.get(contract.STRATEGY) or None
+    if given is None:
+        if told in (None, AUTO):
+            log.info("strategy auto: no planner yet, so all_reduce, bsp, wfbp, exact")
+        return parse(told or AUTO)
+    own = parse(given) if isinstance(given, str) else given
+    if not isinstance(own, Strategy):
+        raise UsageError(f"strategy={given!r}: text or a Strategy")
+    if told is not None and parse(told) != own:
+        log.warning("the script sets its own strategy (%s), so --strategy %s is ignored", own, told)
+    return own
+
+
+def _check_rates(name: str, optimizer: torch.optim.Optimizer) -> None:
+    for index, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if isinstance(value, float | Tensor) and key != "params":
+                number = float(value) if not isinstance(value, Tensor) else float(value.max())
+                if math.isnan(number) or (key == "lr" and math.isinf(number)):
+                    raise BadArgument(
+                        f"{key}={number} in group {index} of {name}'s optimizer",
+                        "it must be a finite number",
+                    )
+
+
+def _facts(world: World, models: Models, settings: Settings) -> Facts:
+    closure = any(isinstance(used, torch.optim.LBFGS) for _, used in models.values())
+    return Facts(
+        ranks=world.size if world.role == "worker" else world.workers,
+        clips=settings.clip is not None,
+        skips=settings.nonfinite == "skip",
+        closure=closure,
+        models=len(models),
+    )
+
+
+def _agree(world: World, models: Models, strategy: Strategy) -> None:
+    """Everybody must have been given the same model, optimizer and strategy."""
+    facts = {"strategy": repr(strategy)}
+    for name, (module, used) in models.items():
+        for key, p in module.named_parameters():
+            facts[f"{name}.{plain(key)}"] = f"{tuple(p.shape)} {p.dtype}"
+        facts[f"{name} optimizer"] = type(used).__name__
+        for index, group in enumerate(used.param_groups):
+            rest = {k: str(v) for k, v in sorted(group.items()) if k != "params"}
+            facts[f"{name} optimizer group {index}"] = str(rest)
+    agree_layout(world, facts)
+
+
+@torch.no_grad()
+def _same_start(module: nn.Module, world: World) -> None:
+    """All replicas start from rank 0's numbers."""
+    if world.size == 1 or world.role != "worker":
+        return
+    for tensor in (*module.parameters(), *module.buffers()):
+        dense = tensor.detach().contiguous()
+        dist.broadcast(dense, 0)
+        tensor.copy_(dense)
+
+
+def _cut(module: nn.Module, used: torch.optim.Optimizer, team: Team) -> Cut:
+    from shoal.runtime import partitioned
+
+    if team.mesh is None:
+        raise UsageError("a model is cut over a mesh")
+    return Cut(partitioned.place(module, used, mesh=team.mesh))
+
+
+def _announce(run: Run) -> None:
+    """Say what will be done, once; never silently something else."""
+    if run.is_main and run.size > 1:
+        log.info("%d workers: %s", run.size, run.team.strategy)
+        for word in run.team.strategy.advice():
+            log.warning("advice: %s", word)
+
+
+Callback = Callable[[Any], None]

@@ -1,0 +1,67 @@
+"""Evaluate the agreed model on data shared by all workers, exact to the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.data.batch import move
+from shoal.data.loader import make
+from shoal.errors import UsageError
+from shoal.runtime.objective import judge
+
+if TYPE_CHECKING:
+    from shoal.runtime.run import Run
+
+Metric = Callable[[Any, Any], Tensor | float]
+
+
+def accuracy(output: Any, target: Any) -> Tensor:
+    """Share of the samples whose largest score is the target's."""
+    if isinstance(target, Mapping):
+        target = target["labels"]
+    if isinstance(output, Mapping) or hasattr(output, "logits"):
+        output = output["logits"] if isinstance(output, Mapping) else output.logits
+    hits: Tensor = output.argmax(-1) == target
+    return hits.double().mean()
+
+
+@torch.no_grad()
+def evaluate(
+    run: Run, dataset: Any, batch_size: int, metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """Mean loss and metrics over a dataset, each sample counted once."""
+    if "loss" in metrics:
+        raise UsageError("the metric 'loss' is always there: give yours another name")
+    loader = make(
+        dataset, max(batch_size, run.team.share.count), share=run.team.share, shuffle=False
+    )
+    replica = next(iter(run.replicas.values()))
+    names = ["loss", *metrics]
+    sums = torch.zeros(len(names) + 1, dtype=torch.float64)
+    training = replica.model.training
+    with replica.agreed():
+        replica.model.eval()
+        for batch in loader:
+            if loader.mine == 0 and not run.team.strategy.partition.cuts:
+                continue
+            judged = judge(replica.source.call, move(batch, run.device), run.loss)
+            found = [judged.loss, *(m(judged.output, judged.target) for m in metrics.values())]
+            if loader.mine:
+                values = torch.tensor([float(v) for v in found] + [1.0], dtype=torch.float64)
+                sums += values * loader.mine
+        replica.model.train(training)
+    if run.size > 1:
+        dist.all_reduce(sums)
+    return {name: float(value / sums[-1]) for name, value in zip(names, sums[:-1], strict=True)}
+
+
+def _length(dataset: Any, otherwise: int) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        return otherwise

@@ -1,0 +1,54 @@
+"""A loader inside a run: its waits are spans, its position is saved with the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shoal.data.loader import Loader, make
+from shoal.runtime.team import Team
+
+
+class Feed:
+    """Iterates a loader and notes how long each batch took to come.
+
+    Args:
+        loader: my part of the data.
+        team: whose recorder notes it.
+        step: tells the number of the step to come.
+    """
+
+    def __init__(self, loader: Loader, team: Team) -> None:
+        self.loader = loader
+        self.team = team
+        self.number = 0
+
+    @classmethod
+    def made(cls, dataset: Any, batch_size: int, *, team: Team, options: Mapping[str, Any]) -> Feed:
+        """A feed over a new loader."""
+        return cls(make(dataset, batch_size, share=team.share, **options), team)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        start = time.perf_counter()
+        for batch in self.loader:
+            seconds = time.perf_counter() - start
+            self.team.recorder.add("data", "next batch", start, seconds, 0, self.number)
+            yield batch
+            start = time.perf_counter()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last batch."""
+        return self.loader.epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where in the data we stand."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from there."""
+        self.loader.load_state_dict(state)

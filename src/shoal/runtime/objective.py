@@ -1,0 +1,92 @@
+"""From a batch of any shape to a scalar loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from shoal.errors import UsageError
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class Judged(NamedTuple):
+    """A loss, and what it was made from."""
+
+    loss: Tensor
+    output: Any
+    target: Any
+
+
+def judge(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Judged:
+    """Call the model on the batch's inputs and the loss on its target.
+
+    * ``(inputs..., target)``: ``loss(model(inputs...), target)``;
+    * a dict: ``model(**batch)``, and ``loss(output, batch)``;
+    * anything else: ``loss(model(batch), batch)``;
+    * no loss: the model's own, its output's ``loss`` or the scalar that it returns; a tuple is
+      then all inputs.
+    """
+    inputs, target = _cut(batch, loss is None)
+    output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    found = _own(output) if loss is None else loss(output, target)
+    return Judged(_scalar(found), output, target)
+
+
+def split_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
+    """Inputs and target of a tuple batch."""
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise UsageError(
+            f"a pipeline takes batches (inputs..., target), not {type(batch).__name__}"
+        )
+    return tuple(batch[:-1]), batch[-1]
+
+
+def _cut(batch: Any, own: bool) -> tuple[tuple[Any, ...] | dict[str, Any], Any]:
+    if isinstance(batch, Mapping):
+        return dict(batch), batch
+    if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
+        if own:
+            return tuple(batch), None
+        if len(batch) >= 2:
+            return tuple(batch[:-1]), batch[-1]
+        return tuple(batch), batch[0]
+    return (batch,), batch
+
+
+def _own(output: Any) -> Any:
+    if isinstance(output, Mapping) and "loss" in output:
+        return output["loss"]
+    if getattr(output, "loss", None) is not None:
+        return output.loss
+    if isinstance(output, Tensor) and output.dim() == 0:
+        return output
+    raise UsageError(
+        f"no loss: the model returns {type(output).__name__} without a loss; pass loss=... to "
+        "distribute, or give the model its labels"
+    )
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"the loss is a {type(loss).__name__}, not a tensor: return a torch scalar"
+        )
+    if loss.numel() != 1:
+        raise UsageError(
+            f"the loss has shape {tuple(loss.shape)}, not one number: average it over the batch, "
+            "for example with .mean()"
+        )
+    return loss.reshape(())
+
+
+def modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by name, without the prefix that torch.compile adds."""
+    return {plain(name): module for name, module in model.named_modules()}
+
+
+def plain(name: str) -> str:
+    """A name without what torch.compile put into it."""
+    return name.replace("_orig_mod.", "")

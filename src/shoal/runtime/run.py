@@ -1,0 +1,316 @@
+"""The loop in the user's hands: ``run.step`` and the pieces it is made of."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shoal import rules
+from shoal.data.batch import count, move, split
+from shoal.errors import UnknownName, UsageError
+from shoal.runtime import saving
+from shoal.runtime.evaluation import Metric, evaluate
+from shoal.runtime.explained import Explained
+from shoal.runtime.feed import Feed
+from shoal.runtime.objective import Loss, judge
+from shoal.runtime.replica import Replica
+from shoal.runtime.step import Step
+from shoal.runtime.tally import Tally
+from shoal.runtime.team import Team
+from shoal.runtime.updating import Updater
+from shoal.runtime.wires import weighted
+
+if TYPE_CHECKING:
+    from shoal.checkpoint import Loaded
+
+log = logging.getLogger("shoal")
+How = Literal["mean", "sum", "max", "min"]
+
+
+class Run:
+    """Training of one model, or several, on many workers. Made by :func:`shoal.distribute`.
+
+    ``run.step(batch)`` is exactly::
+
+        for micro in run.micro(batch):
+            run.backward(run.forward(micro))
+        return run.update()
+    """
+
+    def __init__(self, replicas: Mapping[str, Replica], *, loss: Loss | None, team: Team) -> None:
+        self.replicas = dict(replicas)
+        self.team = team
+        self.loss = loss
+        self.steps = 0
+        self.feeds: list[Feed] = []
+        self.resumed: Loaded | None = None
+        together = rules.sends_gradients(team.strategy)
+        self._tally = Tally(weighted=weighted(team.strategy), together=together)
+        self._updater = Updater(team, self._tally)
+        self._closed = False
+
+    @property
+    def rank(self) -> int:
+        """My number."""
+        return self.team.world.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.team.world.size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the rank that prints and writes."""
+        return self.team.world.is_main
+
+    @property
+    def device(self) -> torch.device:
+        """Where my tensors live."""
+        return self.team.world.device
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, where there is one."""
+        return self._replica(None).model
+
+    def loader(self, dataset: Any, batch_size: int, **options: Any) -> Feed:
+        """My part of the data: one global order for a seed, whatever the number of workers.
+
+        Args:
+            dataset: map-style or iterable.
+            batch_size: of all workers together.
+            options: epochs, seed, shuffle, drop_last, collate, processes, prefetch, pin_memory,
+                augments (see :class:`shoal.data.Options`).
+        """
+        feed = Feed.made(dataset, batch_size, team=self.team, options=options)
+        self.feeds.append(feed)
+        saving.place_feed(self, feed)
+        return feed
+
+    def step(self, batch: Any) -> Step:
+        """Forward, backward, exchange, update."""
+        replica = next(iter(self.replicas.values()))
+        if replica.pipeline is not None:
+            self._pipe(replica, batch)
+        else:
+            for micro in self.micro(batch):
+                self.backward(self.forward(micro))
+        return self.update()
+
+    def _pipe(self, replica: Replica, batch: Any) -> None:
+        mine, total = self._counts(batch)
+        self._tally.open(mine, total)
+        replica.begin()
+        start = time.perf_counter()
+        parts = split(batch, self.team.settings.accumulate, rows=mine)
+        pieces = [move(piece, self.device) for piece in parts]
+        sizes = [count(piece) for piece in pieces]
+        scales = [self._tally.scale(n, self.team.share.count) for n in sizes]
+        loss = replica.source.flow_through(pieces, self.loss, scales)
+        share = self.team.share.count * mine / total if self._tally.together else 1.0
+        self._tally.losses.append((loss / share, mine))
+        self.team.recorder.add(
+            "compute", "pipeline", start, time.perf_counter() - start, 0, self.steps
+        )
+
+    def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
+        """Cut my batch into micro-batches; the last one's backward sends gradients as they come.
+
+        Args:
+            batch: from ``run.loader``, or my part of a global batch.
+            parts: how many; by default as many as ``accumulate`` says.
+        """
+        self._own_loop("micro")
+        mine, total = self._counts(batch)
+        self._tally.open(mine, total)
+        for replica in self.replicas.values():
+            replica.begin()
+        parts = parts or self.team.settings.accumulate
+        pieces = [batch] if parts == 1 else split(batch, parts, rows=mine)
+        for index, piece in enumerate(pieces if mine else []):
+            self._tally.micro = mine if len(pieces) == 1 else count(piece)
+            self._tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
+            yield move(piece, self.device)
+        self._tally.last = False
+
+    def _counts(self, batch: Any) -> tuple[int, int]:
+        """Samples in my batch, and in everybody's."""
+        for feed in self.feeds:
+            if feed.loader.last is batch:
+                return feed.loader.mine, feed.loader.total
+        mine = count(batch)
+        if self.team.share.count == 1 or not self._tally.together:
+            return mine, mine
+        copies = self.size // self.team.share.count  # tensor and pipe ranks see the same samples
+        return mine, round(self.agree(float(mine), how="sum") / copies)
+
+    def forward(self, micro: Any) -> Tensor:
+        """The loss of a micro-batch: the model's output against its target."""
+        self._own_loop("forward")
+        start = time.perf_counter()
+        loss = judge(self.model, micro, self.loss).loss
+        self._span("forward", start)
+        return loss
+
+    def backward(self, loss: Tensor, samples: int | None = None) -> None:
+        """Add the gradients of a loss, weighted by its samples.
+
+        Args:
+            loss: a mean over ``samples``.
+            samples: how many; by default those of the micro-batch at hand.
+        """
+        self._own_loop("backward")
+        tally = self._tally
+        samples = samples or tally.micro or 1
+        scale = tally.scale(samples, self.team.share.count)
+        if tally.last:
+            for replica in self.replicas.values():
+                replica.arm(self.steps)
+        tally.losses.append((loss.detach(), samples))
+        start = time.perf_counter()
+        with self._explained("gradients"):
+            (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
+        self._span("backward", start)
+
+    def update(
+        self, name: str | None = None, *, closure: Callable[[], Tensor] | None = None
+    ) -> Step:
+        """Agree, clip, update, and forget the gradients.
+
+        Args:
+            name: which model, where there are several.
+            closure: recomputes the loss and its gradients, for optimizers that ask (LBFGS).
+        """
+        replica = self._replica(name)
+        with self._explained("update"):
+            if closure is not None:
+                step = self._updater.closure(replica, closure, self.steps)
+            else:
+                step = self._updater.update(replica, self.steps)
+        self.steps += 1
+        for feed in self.feeds:
+            feed.number = self.steps
+        saving.save_if_due(self)
+        logger = self.team.settings.logger
+        if logger is not None and self.is_main:
+            logger.log({"loss": step.loss, "samples": step.samples}, step.number)
+        return step
+
+    def evaluate(
+        self, dataset: Any, batch_size: int = 256, *, metrics: Mapping[str, Metric] | None = None
+    ) -> dict[str, float]:
+        """Mean loss, and other metrics, of the agreed model over a dataset, shared by all workers.
+
+        Args:
+            dataset: map-style.
+            batch_size: of all workers together.
+            metrics: by name, ``(output, target) -> mean over the batch``; ``accuracy`` is built in:
+                pass ``{"accuracy": shoal.accuracy}``.
+        """
+        with self._explained("evaluate"):
+            return evaluate(self, dataset, batch_size, metrics or {})
+
+    def save(self, path: Any = None) -> Any:
+        """Write a checkpoint into a directory; ``kill -9`` at any moment leaves the last good one.
+
+        Args:
+            path: the directory; by default the run's own (``checkpoint=``).
+        """
+        with self._explained("save"):
+            return saving.save(self, path)
+
+    def restore(self, path: Any = None) -> bool:
+        """Take up where the newest good checkpoint of a directory left off.
+
+        Args:
+            path: the directory, or one checkpoint in it; by default the run's own.
+
+        Returns:
+            Whether there was one. A path given that holds none is an error.
+        """
+        with self._explained("restore"):
+            return saving.restore(self, path)
+
+    def agree(self, value: float | bool, how: How = "mean") -> float:
+        """One number that all workers share: for early stopping and the like.
+
+        Args:
+            value: mine.
+            how: mean, sum, max or min of all workers'.
+        """
+        if how not in _OPS:
+            raise UnknownName("way to agree", how, _OPS)
+        if self.size == 1:
+            return float(value)
+        with self._explained("agree"):
+            told = torch.tensor(float(value), dtype=torch.float64)
+            dist.all_reduce(told, op=_OPS[how])
+        return float(told) / (self.size if how == "mean" else 1)
+
+    def drain(self) -> None:
+        """Finish pending updates, so that the model may be read."""
+        for replica in self.replicas.values():
+            replica.drain()
+
+    def close(self) -> None:
+        """Drain, write the timeline, and let peers finish."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._explained("close"):
+            self.drain()
+            for replica in self.replicas.values():
+                replica.leave()
+        saving.write_timeline(self)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def _replica(self, name: str | None) -> Replica:
+        if name is None and len(self.replicas) == 1:
+            return next(iter(self.replicas.values()))
+        if name is None:
+            known = ", ".join(self.replicas)
+            raise UsageError(f"which model? there are {known}: call run.update({known[:1]!r})")
+        if name not in self.replicas:
+            raise UnknownName("model", name, self.replicas)
+        return self.replicas[name]
+
+    def _own_loop(self, piece: str) -> None:
+        if any(replica.pipeline is not None for replica in self.replicas.values()):
+            raise UsageError(
+                f"run.{piece} x {self.team.strategy.partition}: because a pipeline interleaves the "
+                "forwards and backwards of all its stages itself; instead: run.step(batch)"
+            )
+
+    def _span(self, name: str, start: float) -> None:
+        seconds = time.perf_counter() - start
+        self.team.recorder.add("compute", name, start, seconds, 0, self.steps)
+
+    def _explained(self, exchange: str) -> Explained:
+        return Explained(self.team.world, self.steps, exchange)
+
+
+_OPS = {
+    "mean": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}

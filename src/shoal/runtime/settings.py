@@ -1,0 +1,86 @@
+"""What a run is told besides its strategy."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict
+
+from shoal.errors import BadArgument, UnknownName
+from shoal.runtime.launcher import contract
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of ``distribute`` (see :class:`Settings`)."""
+
+    accumulate: int
+    clip: float | None
+    nonfinite: Literal["stop", "skip"]
+    backend: str | None
+    timeout: float | None
+    checkpoint: str | os.PathLike[str] | None
+    every: int
+    keep: int
+    timeline: bool
+    logger: Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run goes about its steps.
+
+    Args:
+        accumulate: micro-batches a step; their gradients add up before the exchange.
+        clip: largest global norm of the agreed gradient (after decompression, before the update).
+        nonfinite: a NaN or inf in loss or gradient stops the run, or skips the step on all workers.
+        backend: gloo or nccl; None takes what the tensors need.
+        timeout: seconds an exchange may take before it is given up and the missing rank named.
+        checkpoint: directory that receives a checkpoint every ``every`` steps.
+        every: steps between them.
+        keep: how many checkpoints stay.
+        timeline: record spans.
+        logger: receives ``log(metrics, step)`` on the main worker.
+    """
+
+    accumulate: int = 1
+    clip: float | None = None
+    nonfinite: Literal["stop", "skip"] = "stop"
+    backend: str | None = None
+    timeout: float | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    every: int = 100
+    keep: int = 3
+    timeline: bool = True
+    logger: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("accumulate", "every", "keep"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise BadArgument(f"{name}={value!r}", "a whole number >= 1")
+        for name in ("clip", "timeout"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise BadArgument(f"{name}={value!r}", "a positive, finite number, or None")
+        if self.nonfinite not in ("stop", "skip"):
+            raise UnknownName("nonfinite policy", str(self.nonfinite), ("stop", "skip"))
+
+    @classmethod
+    def named(cls, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+        """From keyword arguments; an unknown one is refused with the nearest names.
+
+        The command line (``--checkpoint``) wins over the script.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UnknownName("option of distribute", name, known)
+        made = cls(**options)
+        if directory := environ.get(contract.CHECKPOINT):
+            made = replace(made, checkpoint=directory)
+        return made
+
+
+Loss = Callable[..., Any]

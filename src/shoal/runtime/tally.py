@@ -1,0 +1,51 @@
+"""What a step adds up while its micro-batches pass: samples, losses, weights."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shoal.runtime.control import Word
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Tally:
+    """Samples and losses of the step under way.
+
+    Args:
+        weighted: gradients are summed over workers, not averaged, so weights sum to one.
+        together: all workers' samples make one batch; else each weighs its own.
+    """
+
+    def __init__(self, *, weighted: bool, together: bool) -> None:
+        self.weighted = weighted
+        self.together = together
+        self.clear()
+
+    def clear(self) -> None:
+        """A new step."""
+        self.mine = self.total = self.micro = 0
+        self.known = False
+        self.last = False
+        self.losses: list[tuple[Tensor, int]] = []
+
+    def open(self, mine: int, total: int) -> None:
+        """A step over a batch whose size is known."""
+        self.mine, self.total, self.known = mine, total, True
+
+    def scale(self, samples: int, workers: int) -> float:
+        """Factor of a micro-batch's mean loss, so that agreed gradients are the exact mean."""
+        if not self.known:  # a loop of one's own: every worker weighs the same
+            return 1 / workers if self.weighted else 1.0
+        if not self.together:
+            return samples / self.mine
+        return samples / self.total * (1 if self.weighted else workers)
+
+    def word(self) -> Word:
+        """My word on the step."""
+        loss = sum(float(loss) * samples for loss, samples in self.losses)
+        seen = sum(samples for _, samples in self.losses)
+        bad = not math.isfinite(loss)
+        return Word(0.0 if bad else loss, float(seen), 0.0, float(bad))

@@ -1,0 +1,63 @@
+"""What the replicas of one run have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from shoal.data.order import Share
+from shoal.runtime.join import World
+from shoal.runtime.modes import Seat
+from shoal.runtime.settings import Settings
+from shoal.strategy import Strategy
+from shoal.timeline.record import Recorder
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Team:
+    """The workers of a run, as one of them sees them.
+
+    Args:
+        world: all ranks.
+        strategy: what they do.
+        settings: how.
+        recorder: my spans.
+        mesh: the ranks' places, where a replica is cut; else None.
+    """
+
+    world: World
+    strategy: Strategy
+    settings: Settings
+    recorder: Recorder
+    mesh: DeviceMesh | None = None
+
+    @property
+    def seat(self) -> Seat:
+        """Which worker (replica) this is, of how many."""
+        if self.mesh is None:
+            return Seat(self.world.rank, self.world.size)
+        axis = self.mesh["dp_replicate"]
+        return Seat(axis.get_local_rank(), axis.size())
+
+    @property
+    def share(self) -> Share:
+        """Which part of the data is mine."""
+        if self.mesh is None:
+            return Share(self.world.rank, self.world.size)
+        from shoal.runtime.partitioned import data_index
+
+        return Share(*data_index(self.mesh))
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Who agrees: the same part of all replicas; None is everybody."""
+        return None if self.mesh is None else self.mesh["dp_replicate"].get_group()
+
+    def pairing(self) -> Any:
+        """A key prefix that no other run or restart has."""
+        return f"{self.world.run_id}/{self.world.generation}"

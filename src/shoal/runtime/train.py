@@ -1,0 +1,98 @@
+"""``shoal.train``: for those who want no loop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shoal.runtime.distribute import distribute
+from shoal.runtime.objective import Loss
+from shoal.runtime.run import Run
+
+if TYPE_CHECKING:
+    from shoal.runtime.feed import Feed
+    from shoal.runtime.step import Step
+    from shoal.strategy import Strategy
+
+LOADER = ("epochs", "seed", "shuffle", "drop_last", "collate", "processes", "prefetch", "augments")
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    *,
+    loss: Loss | None = None,
+    batch_size: int = 32,
+    strategy: str | Strategy | None = None,
+    **options: Any,
+) -> Run:
+    """Train a model on a dataset, with a progress bar, and return the finished run.
+
+    Args:
+        model: the model.
+        optimizer: over its parameters.
+        dataset: map-style or iterable.
+        loss: ``(output, target) -> scalar``; None takes the model's own.
+        batch_size: of all workers together.
+        strategy: what to do; None takes the command line's, or ``auto``.
+        options: of the loader (epochs, seed, ...) and of ``distribute`` (clip, checkpoint, ...).
+    """
+    feeding = {key: options.pop(key) for key in LOADER if key in options}
+    run = distribute(model, optimizer, loss=loss, strategy=strategy, **options)
+    with run:
+        feed = run.loader(dataset, batch_size, **feeding)
+        with progress(run, feed) as show:
+            for batch in feed:
+                show(run.step(batch))
+    return run
+
+
+class progress:  # noqa: N801: reads as a function
+    """A live bar on the main worker's terminal; silent elsewhere.
+
+    ``with progress(run, feed) as show: ... show(step)``.
+    """
+
+    def __init__(self, run: Run, feed: Feed) -> None:
+        self._run = run
+        self._feed = feed
+        self._bar: Any = None
+
+    def __enter__(self) -> Callable[[Step], None]:
+        if self._run.is_main and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import TimeRemainingColumn as Left
+
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), Left())
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._bar.start()
+            total = _length(self._feed)
+            self._task = self._bar.add_task("", total=total, completed=self._run.steps, told="")
+        self._start = time.perf_counter()
+        self._seen = 0
+        return self._show
+
+    def _show(self, step: Step) -> None:
+        self._seen += step.samples
+        if self._bar is not None:
+            rate = self._seen / (time.perf_counter() - self._start)
+            told = f"loss {step.loss:.4f}  {rate:,.0f} samples/s"
+            self._bar.update(self._task, completed=step.number + 1, told=told)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _length(feed: Feed) -> int | None:
+    try:
+        return len(feed)
+    except TypeError:
+        return None

@@ -1,0 +1,96 @@
+"""The end of a step, in its order: agree, look for NaN, clip, update.
+
+Clipping and loss scaling. The norm that ``clip`` bounds is that of the agreed gradient: compression
+comes before, the update after. Losses are scaled by samples only, so no unscaling is needed; a
+``GradScaler`` of one's own must unscale before ``run.update``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shoal.runtime.control import Table, nonfinite
+from shoal.runtime.replica import Replica
+from shoal.runtime.step import Step
+from shoal.runtime.tally import Tally
+from shoal.runtime.team import Team
+
+
+class Updater:
+    """Ends steps.
+
+    Args:
+        team: whose settings say what to clip and what to do about NaN.
+        tally: what the step added up.
+    """
+
+    def __init__(self, team: Team, tally: Tally) -> None:
+        self.team = team
+        self.tally = tally
+
+    def update(self, replica: Replica, number: int) -> Step:
+        """Agree on gradients and loss, then update or skip."""
+        word = self.tally.word()
+        ask = replica.agree(word, number) or partial(Table, (word,))
+        early = replica.early is not None
+        skip = self._bad_losses(Table((word,)) if early else ask(), number)
+        start = time.perf_counter()
+        norm = None if skip or early else self._norm(replica, number)
+        skip = skip or (norm is not None and not math.isfinite(norm))
+        if norm is not None and not skip and self.team.settings.clip:
+            replica.clip(self.team.settings.clip, norm)
+        replica.update(_nothing if skip else replica.optimizer.step)
+        seconds = time.perf_counter() - start
+        self.team.recorder.add("compute", "update", start, seconds, 0, number)
+        self.tally.clear()
+        return Step(number, ask, skipped=skip, norm=norm)
+
+    def _bad_losses(self, table: Table, number: int) -> bool:
+        bad = table.bad_ranks()
+        if not bad:
+            return False
+        if self.team.settings.nonfinite == "stop":
+            ranks = bad if len(table.words) > 1 else [self.team.world.rank]
+            raise nonfinite("the loss", number, ranks)
+        return True
+
+    def _norm(self, replica: Replica, number: int) -> float | None:
+        """Of the agreed gradient, where somebody needs it; the same on every worker."""
+        settings = self.team.settings
+        if settings.clip is None and settings.nonfinite == "stop":
+            return None
+        norm = replica.norm()
+        if not math.isfinite(norm) and settings.nonfinite == "stop":
+            raise nonfinite("the gradient", number, [])
+        return norm
+
+    def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:
+        """Let the optimizer call ``closure`` as often as it likes; each call is agreed on."""
+        seen: list[Table] = []
+
+        def agreed() -> float:
+            self.tally.losses.clear()
+            replica.clear()
+            with torch.enable_grad():
+                closure()
+            word = self.tally.word()
+            ask = replica.agree(word, number)
+            table = Table((word,)) if ask is None else ask()
+            self._bad_losses(table, number)
+            seen.append(table)
+            return table.loss
+
+        replica.optimizer.step(agreed)
+        replica.clear()
+        self.tally.clear()
+        return Step(number, lambda: seen[0])
+
+
+def _nothing() -> None:
+    """A step that is skipped updates nothing, on every worker."""

@@ -1,0 +1,68 @@
+"""Which wire carries a strategy, between the workers there are."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from shoal import rules
+from shoal.axes.compression import Trait
+from shoal.strategy import Strategy
+from shoal.wire.collective import CollectiveWire, Route
+from shoal.wire.mixing import MixingWire
+from shoal.wire.null import NullWire
+from shoal.wire.pending import Wire
+from shoal.wire.route import legs, run_legs
+
+if TYPE_CHECKING:
+    from shoal.runtime.modes import Seat
+    from shoal.runtime.source import Source
+    from shoal.runtime.team import Team
+
+
+def weighted(strategy: Strategy) -> bool:
+    """Whether losses are scaled so that the sum of gradients is already their mean.
+
+    It saves a pass over every gradient. Only where compression treats each entry alone and all
+    workers meet in one sum.
+    """
+    whole = not strategy.partition.cuts and rules.sends_gradients(strategy)
+    meets = strategy.coordination.via == "collective"
+    return whole and meets and Trait.ELEMENTWISE in strategy.compression.traits
+
+
+def wire(source: Source, optimizer: torch.optim.Optimizer, team: Team) -> Wire:
+    """The wire that a strategy needs between the workers of a team."""
+    s = team.strategy
+    if team.seat.workers > 1 and s.coordination.via == "server":
+        from shoal.runtime.server import connect
+
+        return connect(source, optimizer, team)
+    if team.seat.workers > 1 and not s.synchrony.waits:
+        from shoal.runtime.peers import PairWire
+
+        return PairWire(source.trainable(), team)
+    return collective(s, team.seat, team.group)
+
+
+def collective(strategy: Strategy, seat: Seat, group: dist.ProcessGroup | None) -> Wire:
+    """The wire of strategies that only need a process group."""
+    if seat.workers == 1:
+        return NullWire()
+    if strategy.coordination.via == "peers":
+        row = strategy.coordination.mixing(seat.workers, 0)[seat.worker]
+        return MixingWire(group, row)
+    route = _route(strategy, seat, group)
+    return CollectiveWire(group, weighted=weighted(strategy), route=route)
+
+
+def _route(strategy: Strategy, seat: Seat, group: dist.ProcessGroup | None) -> Route | None:
+    rounds = strategy.collectives.rounds
+    if rounds is None:
+        return None
+    mine = legs(rounds(seat.workers), seat.worker)
+    chunks = strategy.collectives.chunks(seat.workers)
+    return partial(run_legs, mine=mine, chunks=chunks, group=group)

@@ -1,0 +1,235 @@
+"""Laws of every compressor: what all of them keep, and what each trait promises."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import torch
+
+from shoal.axes.compression import Compressor, Trait
+from shoal.flow import Gather, Mean
+from shoal.testing.contracts.exchange import CASES, Case, exchange, rounds, starts, tensors
+from shoal.testing.contracts.require import close, require, same
+
+DRAWS = 400
+SIGMAS = 7.0
+"""UNBIASED is judged from so many draws: were it true, one number of 10^11 would fail."""
+
+
+def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
+    """``mine``, averaged over the workers, is ``mean``: what is lost is lost before sending."""
+    for case in CASES:
+        for number, (_, one) in enumerate(rounds(compressor, case)):
+            if Trait.LOSSLESS in compressor.traits and number % 2:
+                continue  # all was sent, so no copy need be kept from a wire that overwrites
+            sent = torch.stack([end.mine for end in one.ends]).double().mean(0)
+            told = f"{compressor}, {case}, round {number}: mean is not the mean of what was sent"
+            require(close(one.ends[0].mean, sent, one.tolerance), told)
+
+
+def all_workers_end_with_the_same_bits(compressor: Compressor) -> None:
+    """Replicas that agree must not drift apart by rounding."""
+    for case in CASES:
+        for _, one in rounds(compressor, case):
+            agreed = all(torch.equal(end.mean, one.ends[0].mean) for end in one.ends)
+            require(agreed, f"{compressor}, {case}: workers hold different means")
+
+
+def what_comes_out_looks_like_what_went_in(compressor: Compressor) -> None:
+    """Shape and type are kept, and finite numbers stay finite, zeros too."""
+    for case in CASES:
+        nothing = [torch.zeros_like(g) for g in case.gradients()]
+        quiet = exchange(compressor, nothing)
+        told = f"{compressor}, {case}"
+        require(all(not end.mean.any() for end in quiet.ends), f"{told}: something out of nothing")
+        one = exchange(compressor, case.gradients(), states=quiet.states, round=1)
+        for end in one.ends:
+            for out in (end.mean, end.mine):
+                require(out.shape == case.shape, f"{told}: comes out as {tuple(out.shape)}")
+                require(out.dtype == case.dtype, f"{told}: comes out as {out.dtype}")
+                require(bool(out.isfinite().all()), f"{told}: not finite after a zero gradient")
+
+
+def strides_do_not_matter(compressor: Compressor) -> None:
+    """A transposed or channels-last view is the same numbers."""
+    for shape in ((5, 6), (4, 3, 2, 2)):
+        plain = Case(shape, torch.float64, 2).gradients()
+        strided = [g.transpose(0, -1).contiguous().transpose(0, -1) for g in plain]
+        one, two = (exchange(compressor, given).ends[0] for given in (plain, strided))
+        equal = close(one.mean, two.mean, 1e-12) and close(one.mine, two.mine, 1e-12)
+        require(equal, f"{compressor}, {shape}: strides change the numbers")
+
+
+def the_same_again_gives_the_same(compressor: Compressor) -> None:
+    """A round is a function of value, state and round, and of nothing else."""
+    for case in CASES:
+        one, two = ([r.ends for _, r in rounds(compressor, case)] for _ in range(2))
+        require(same(one, two), f"{compressor}, {case}: differs when run twice")
+
+
+def what_was_given_is_left_alone(compressor: Compressor) -> None:
+    """Neither the gradient nor the state is changed; only a wire may overwrite what it is asked."""
+    for case in CASES:
+        gradients = case.gradients()
+        states = exchange(compressor, case.gradients(1)).states
+        before = copy.deepcopy((gradients, states))
+        exchange(compressor, gradients, states=states, round=1)
+        require(same(before[0], gradients), f"{compressor}, {case}: changes the gradient")
+        exchange(compressor, gradients, states=states, round=1, overwrites=True)
+        require(same(before[1], states), f"{compressor}, {case}: changes the state given")
+
+
+def state_survives_saving(compressor: Compressor) -> None:
+    """State is tensors, numbers, text and what holds them; it goes on as if never saved."""
+    for case in CASES:
+        states = exchange(compressor, case.gradients()).states
+        file = io.BytesIO()
+        torch.save(states, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+        again = case.gradients(1)
+        went, goes = (exchange(compressor, again, states=s, round=1) for s in (states, loaded))
+        require(
+            same(went.ends, goes.ends), f"{compressor}, {case}: differs after saving and loading"
+        )
+
+
+def all_workers_send_as_much(compressor: Compressor) -> None:
+    """Messages of all workers have the same sizes and types, so that none must be told them."""
+    for case in CASES:
+        for _, one in rounds(compressor, case):
+            sizes = [[[(t.shape, t.dtype) for t in tensors(a)] for a in asks] for asks in one.asks]
+            require(all(s == sizes[0] for s in sizes), f"{compressor}, {case}: sizes differ")
+
+
+def lossless_is_the_exact_mean(compressor: Compressor) -> None:
+    """LOSSLESS: the mean of what was meant, and nothing of mine is missing."""
+    if Trait.LOSSLESS in compressor.traits:
+        for case in CASES:
+            gradients = case.gradients()
+            one = exchange(compressor, [g.clone() for g in gradients])
+            meant = torch.stack(gradients).double().mean(0)
+            told = f"{compressor}, {case}: not the exact mean"
+            require(close(one.ends[0].mean, meant, 8 * torch.finfo(case.dtype).eps), told)
+            require(torch.equal(one.ends[0].mine, gradients[0]), told)
+
+
+def unbiased_is_right_on_average(compressor: Compressor) -> None:
+    """UNBIASED: over many rounds, what was sent averages to what was meant."""
+    if Trait.UNBIASED in compressor.traits:
+        gradient = Case((5, 6), torch.float64, 1).gradients()
+        draws = torch.stack(
+            [exchange(compressor, gradient, round=r).ends[0].mine.clone() for r in range(DRAWS)]
+        )
+        doubt = SIGMAS * draws.std(0) / math.sqrt(DRAWS) + 1e-12
+        off = (draws.mean(0) - gradient[0]).abs()
+        require(bool((off <= doubt).all()), f"{compressor}: biased by up to {float(off.max()):.3g}")
+
+
+def contractive_loses_less_than_there_was(compressor: Compressor) -> None:
+    """CONTRACTIVE: ||x - mine||^2 <= (1 - delta) ||x||^2 with delta > 0, from a fresh state."""
+    if Trait.CONTRACTIVE in compressor.traits:
+        for case in CASES:
+            for seed in range(3):
+                gradients = case.gradients(seed)
+                for x, end in zip(gradients, exchange(compressor, gradients).ends, strict=True):
+                    meant = float(x.double().square().sum())
+                    lost = float((x.double() - end.mine.double()).square().sum())
+                    told = f"{compressor}, {case}: lost {lost:.3g} of {meant:.3g}"
+                    require(lost <= (1 - 1e-6) * meant, told)
+
+
+def conserving_loses_nothing_over_time(compressor: Compressor) -> None:
+    """CONSERVING: all that was sent, and the residual (``state[0]``), is all there was."""
+    if Trait.CONSERVING in compressor.traits:
+        for case in CASES:
+            sent = meant = torch.zeros(case.shape, dtype=torch.float64)
+            for gradients, one in rounds(compressor, case, count=6):
+                meant = meant + gradients[0].double()
+                sent = sent + one.ends[0].mine.double()
+                total = sent + one.ends[0].state[0].double()
+                tolerance = 64 * torch.finfo(case.dtype).eps
+                require(close(total, meant, tolerance), f"{compressor}, {case}: something is lost")
+
+
+def one_shot_is_decoded_by_add(compressor: Compressor) -> None:
+    """ONE_SHOT: a single ask; ``add`` of its parts gives ``mine``, weighted, on top of what was."""
+    if Trait.ONE_SHOT not in compressor.traits:
+        return
+    add = compressor.add
+    if add is None:
+        raise AssertionError(f"{compressor}: ONE_SHOT, but nobody can add its message up")
+    for case in CASES:
+        one = exchange(compressor, case.gradients())
+        for asks, end in zip(one.asks, one.ends, strict=True):
+            require(len(asks) == 1, f"{compressor}, {case}: {len(asks)} asks, not one")
+            into = torch.ones_like(end.mine)
+            add(tensors(asks[0]), into, 0.5)
+            decoded = close(into, 1 + 0.5 * end.mine, 4 * torch.finfo(case.dtype).eps)
+            require(decoded, f"{compressor}, {case}: add() does not give what was sent")
+
+
+def sums_asks_for_means_only(compressor: Compressor) -> None:
+    """SUMS: a route of sums can carry it. Whoever gathers does not claim it."""
+    kinds = {
+        type(ask)
+        for case in CASES
+        for asks in exchange(compressor, case.gradients()).asks
+        for ask in asks
+    }
+    if Trait.SUMS in compressor.traits:
+        require(kinds <= {Mean}, f"{compressor}: SUMS, but asks {kinds}")
+    require(kinds <= {Mean, Gather}, f"{compressor}: asks {kinds}")
+
+
+def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
+    """ELEMENTWISE: a bucket sends the same bits as its tensors, and remembers nothing."""
+    if Trait.ELEMENTWISE not in compressor.traits:
+        return
+    for dtype in (torch.float64, torch.float32):
+        gradients = Case((23,), dtype, 3).gradients()
+        require(starts(compressor, gradients) == [None] * 3, f"{compressor}: a bucket remembers")
+        bucket = exchange(compressor, [g.clone() for g in gradients])
+        whole = bucket.ends[0]
+        cuts = [slice(0, 1), slice(1, 9), slice(9, 9), slice(9, 23)]
+        pieces = [exchange(compressor, [g[c].clone() for g in gradients]).ends[0] for c in cuts]
+        told = f"{compressor}: a bucket differs from its tensors"
+        if Trait.LOSSLESS not in compressor.traits:
+            require(torch.equal(whole.mine, torch.cat([p.mine for p in pieces])), told)
+        require(close(whole.mean, torch.cat([p.mean for p in pieces]), bucket.tolerance), told)
+        require(whole.state is None, f"{compressor}: a bucket remembers")
+
+
+def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
+    """SLICEABLE: a flat piece of a tensor is a legal message, and the mean law holds."""
+    if Trait.SLICEABLE not in compressor.traits:
+        return
+    gradients = [g.flatten() for g in Case((9, 8), torch.float64, 3).gradients()]
+    for start, stop in ((0, 1), (3, 40), (40, 72), (72, 72)):
+        one = exchange(compressor, [g[start:stop] for g in gradients])
+        sent = torch.stack([end.mine for end in one.ends]).mean(0)
+        told = f"{compressor}, slice {start}:{stop}"
+        require(sent.shape == (stop - start,), f"{told}: comes out as {tuple(sent.shape)}")
+        require(close(one.ends[0].mean, sent, one.tolerance), f"{told}: not the mean")
+
+
+LAWS = (
+    mean_of_what_was_sent_is_the_mean,
+    all_workers_end_with_the_same_bits,
+    what_comes_out_looks_like_what_went_in,
+    strides_do_not_matter,
+    the_same_again_gives_the_same,
+    what_was_given_is_left_alone,
+    state_survives_saving,
+    all_workers_send_as_much,
+    lossless_is_the_exact_mean,
+    unbiased_is_right_on_average,
+    contractive_loses_less_than_there_was,
+    conserving_loses_nothing_over_time,
+    one_shot_is_decoded_by_add,
+    sums_asks_for_means_only,
+    elementwise_takes_a_bucket_as_one,
+    sliceable_acts_on_any_piece,
+)

@@ -1,0 +1,109 @@
+"""What every technique keeps to, whatever its axis: words, samples, and a name that reads back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from shoal import notation
+from shoal.axes import FUNCTIONS
+from shoal.axes.collectives import Collective
+from shoal.axes.compression import Compressor
+from shoal.axes.coordination import Coordination
+from shoal.axes.partition import Partition
+from shoal.axes.scheduling import Schedule
+from shoal.axes.synchrony import Synchrony
+from shoal.testing.contracts import (
+    collectives,
+    compression,
+    coordination,
+    partition,
+    scheduling,
+    synchrony,
+)
+from shoal.testing.contracts.require import require
+
+Technique = Callable[..., Any]
+Law = Callable[[Any], None]
+
+
+def samples(function: Technique) -> tuple[str, ...]:
+    """What one may type for a technique: its ``Example:`` line, or its bare name.
+
+    The line stands in the function's docstring: ``Example: ``topk(0.25)``, ``topk(1)``.`` A
+    technique whose parameters all have defaults needs none.
+    """
+    told = re.search(r"^Example:(.*?)(?:\n\s*\n|\Z)", inspect.getdoc(function) or "", re.S | re.M)
+    texts = tuple(re.findall(r"``(.+?)``", told[1])) if told else ()
+    if texts:
+        return texts
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    require(
+        not needed,
+        f"{function.__name__} needs {', '.join(needed)} and shows no sample: add a line such as "
+        f"'Example: ``{function.__name__}(...)``.' to its docstring",
+    )
+    return (function.__name__,)
+
+
+def make(text: str, *functions: Technique) -> Any:
+    """What a text means, with functions known besides Shoal's own."""
+    known = {**FUNCTIONS, **{f.__name__: f for f in functions}}
+    return notation.call(text, known, "technique")
+
+
+def check(value: Any) -> None:
+    """Run every law of the value's axis."""
+    for law in laws_of(value):
+        law(value)
+
+
+def laws_of(value: Any) -> tuple[Law, ...]:
+    """The laws that a value must keep to."""
+    for kind, laws in LAWS.items():
+        if isinstance(value, kind):
+            return (it_is_a_frozen_value, *laws)
+    raise AssertionError(f"{value!r} is of no axis: one of {', '.join(k.__name__ for k in LAWS)}")
+
+
+def check_member(function: Technique) -> None:
+    """Run every law on a technique: its words, and each of its samples."""
+    name = function.__name__
+    require(name.isidentifier() and name == name.lower(), f"{name} is not a lower-case name")
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    require(summary.endswith("."), f"{name}: its docstring begins with one sentence on one line")
+    module = inspect.getdoc(inspect.getmodule(function)) or ""
+    require("References:" in module, f"{name}: its module's docstring names no References:")
+    for text in samples(function):
+        require(re.match(rf"{name}\b", text) is not None, f"{name}: {text} is a sample of another")
+        made = make(text, function)
+        again = make(repr(made), function)
+        require(made == again, f"{name}: {text} shows itself as {made!r}, which reads {again!r}")
+        check(made)
+
+
+def it_is_a_frozen_value(value: Any) -> None:
+    """It cannot change, is equal to its copy, and serves as a key."""
+    require(value == copy.copy(value), f"{value!r} differs from its copy")
+    require(len({value, copy.copy(value)}) == 1, f"{value!r} is no key")
+    first = dataclasses.fields(value)[0].name
+    try:
+        setattr(value, first, getattr(value, first))
+    except dataclasses.FrozenInstanceError:
+        return
+    raise AssertionError(f"{value!r} can be changed")
+
+
+LAWS: dict[type, tuple[Law, ...]] = {
+    Compressor: compression.LAWS,
+    Coordination: coordination.LAWS,
+    Synchrony: synchrony.LAWS,
+    Schedule: scheduling.LAWS,
+    Collective: collectives.LAWS,
+    Partition: partition.LAWS,
+}

@@ -1,0 +1,34 @@
+"""How a law says that it does not hold; not ``assert``, which ``python -O`` leaves out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def require(holds: bool, told: str) -> None:
+    """Raise unless the law holds."""
+    if not holds:
+        raise AssertionError(told)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether two tensors agree, relative to the largest entry (and 1)."""
+    if a.shape != b.shape:
+        return False
+    if a.numel() == 0:
+        return True
+    wide_a, wide_b = a.to(torch.float64), b.to(torch.float64)
+    largest = float(torch.maximum(wide_a.abs(), wide_b.abs()).max())
+    return float((wide_a - wide_b).abs().max()) <= tolerance * (1 + largest)
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two states are the same to the last bit: tensors, numbers, and what holds them."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return bool(a == b)

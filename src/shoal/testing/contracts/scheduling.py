@@ -1,0 +1,99 @@
+"""Laws of every schedule: all bytes go once, none before it exists, in an order all ranks share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from shoal.axes.scheduling import Layer, Schedule, Task
+from shoal.testing.contracts.require import require
+
+GRAIN = 16  # bytes: cuts fall between whole numbers of every type
+
+
+def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
+    """Every law, for one list of layers."""
+    tasks = schedule.plan(layers, cost)
+    told = f"{schedule} of {[layer.nbytes for layer in layers]} bytes"
+    require(tasks == schedule.plan(layers, cost), f"{told}: another order when asked twice")
+    _every_byte_goes_once(tasks, layers, told)
+    for task in tasks:
+        _nothing_goes_before_it_exists(schedule, task, told)
+        _arrives_in_time(schedule, task, told)
+        _is_one_range(task, layers, told)
+
+
+def plans_of_few_layers(schedule: Schedule) -> None:
+    """Of none, of one, of empty ones, of one that dwarfs the others."""
+    for sizes in ((), (0,), (16,), (0, 64, 0), (2**21, 16, 2**20), (48,) * 9):
+        check_plan(schedule, [Layer(f"l{i}", n, 1e-3, 2e-3) for i, n in enumerate(sizes)])
+
+
+def plans_of_many_layers(schedule: Schedule) -> None:
+    """Of random sizes and times."""
+    chance = random.Random(0)
+    for _ in range(12):
+        count = chance.randrange(1, 20)
+        check_plan(schedule, [_layer(chance, i) for i in range(count)])
+
+
+def cost(nbytes: int) -> float:
+    """Seconds of a message: 50 us and 1 GB/s."""
+    return 5e-5 + nbytes * 1e-9
+
+
+def _layer(chance: random.Random, index: int) -> Layer:
+    nbytes = 4 * chance.choice([0, 1, 7, 10, 1000, 4096, 50_000])
+    return Layer(f"l{index}", nbytes, chance.random() * 1e-3, chance.random() * 2e-3)
+
+
+def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], told: str) -> None:
+    pieces = sorted(piece for task in tasks for piece in task.slices)
+    at = dict.fromkeys(range(len(layers)), 0)
+    for layer, start, stop in pieces:
+        require(start == at[layer] and start <= stop, f"{told}: layer {layer} at byte {start}")
+        at[layer] = stop
+    for index, (_, nbytes, *_) in enumerate(layers):
+        require(at[index] == nbytes, f"{told}: layer {index} ends at byte {at[index]}")
+    gone = {piece.layer for piece in pieces}
+    require(gone == set(range(len(layers))), f"{told}: layers without a task")
+
+
+def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, told: str) -> None:
+    """Backward runs from the last layer to the first."""
+    kind, layer = task.ready
+    require(kind == "backward", f"{told}: {task} waits for {task.ready}")
+    first = min(piece.layer for piece in task.slices)
+    require(layer <= first, f"{told}: goes after backward of {layer}, with layer {first}")
+    require(schedule.overlaps or layer == 0, f"{told}: goes during backward, but claims not to")
+
+
+def _arrives_in_time(schedule: Schedule, task: Task, told: str) -> None:
+    kind, layer = task.due
+    require(kind in ("update", "forward"), f"{told}: due at {task.due}")
+    if kind == "forward":
+        require(schedule.early, f"{told}: due at a forward, but claims not to be early")
+        first = min(piece.layer for piece in task.slices)
+        require(layer <= first, f"{told}: layer {first} arrives after its forward")
+
+
+def _is_one_range(task: Task, layers: Sequence[Layer], told: str) -> None:
+    """A message is one range of memory, where layers lie from the last to the first."""
+    for piece in task.slices:
+        whole = piece.stop - piece.start == layers[piece.layer].nbytes
+        require(whole or piece.start % GRAIN == 0, f"{told}: cuts a number in two")
+    order = [piece.layer for piece in task.slices]
+    downwards = list(range(order[0], order[0] - len(order), -1))
+    require(order == downwards, f"{told}: {order} are not neighbours in backward order")
+
+
+def uncut_unless_it_says_so(schedule: Schedule) -> None:
+    """Only a schedule that slices may cut a tensor."""
+    layers = [Layer(f"l{i}", 2**21 + 16 * i, 1e-3, 2e-3) for i in range(2)]
+    for task in schedule.plan(layers, cost):
+        for piece in task.slices:
+            whole = (piece.start, piece.stop) == (0, layers[piece.layer].nbytes)
+            require(schedule.slices or whole, f"{schedule} cuts {piece}, but claims not to")
+
+
+LAWS = (plans_of_few_layers, plans_of_many_layers, uncut_unless_it_says_so)

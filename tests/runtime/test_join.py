@@ -1,0 +1,289 @@
+"""Laws of joining: everybody meets, nobody takes another's seat, all agree or all raise."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shoal.errors import UsageError
+from shoal.runtime import alarm
+from shoal.runtime.join import World, agree_layout, join, leave
+from shoal.runtime.launcher import interfaces
+from shoal.runtime.launcher.contract import read_seat, read_seconds
+from shoal.testing.processes import Outcome, outcomes, run_workers
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SHOAL_ROLE")
+MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone_there_is_one_worker_and_no_process_group() -> None:
+    world = join()
+    try:
+        assert (world.rank, world.size, world.is_main) == (0, 1, True)
+        assert world.store is None
+        assert not dist.is_initialized()
+        assert join() is world
+        agree_layout(world, {"lr": "0.1"})
+    finally:
+        leave(world)
+
+
+def test_an_empty_gloo_transport_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "")
+    leave(join())
+    assert "GLOO_DEVICE_TRANSPORT" not in os.environ
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_that_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match="positive"):
+        join(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("env", "word"),
+    [
+        ({"RANK": "4", "WORLD_SIZE": "4", **MASTER}, "one too many"),
+        ({"RANK": "-1", "WORLD_SIZE": "4", **MASTER}, "RANK=-1"),
+        ({"RANK": "0", "WORLD_SIZE": "0", **MASTER}, "at least one"),
+        ({"RANK": "one", "WORLD_SIZE": "4", **MASTER}, "whole number"),
+        ({"RANK": "1", **MASTER}, "WORLD_SIZE is not set"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"RANK": "1", "WORLD_SIZE": "2", **MASTER, "MASTER_PORT": "70000"}, "65535"),
+        ({"RANK": "1", "WORLD_SIZE": "2", **MASTER, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"},
+         "LOCAL_RANK=3"),
+    ],
+)  # fmt: skip
+def test_a_wrong_environment_is_named(env: dict[str, str], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        read_seat(env)
+
+
+def test_slurm_tasks_are_ranks_once_they_know_where_to_meet() -> None:
+    env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+    assert read_seat(env) is None
+    seat = read_seat({**env, "SLURM_NTASKS_PER_NODE": "4", **MASTER})
+    assert seat is not None
+    assert (seat.rank, seat.size, seat.local_rank, seat.local_size) == (5, 8, 1, 4)
+
+
+def test_a_server_has_a_seat_but_no_rank_among_workers() -> None:
+    env = {"SHOAL_ROLE": "server", "SHOAL_SERVER": "1", "SHOAL_SERVERS": "2", "WORLD_SIZE": "4"}
+    seat = read_seat({**env, **MASTER})
+    assert seat is not None
+    assert (seat.name, seat.key, seat.workers, seat.servers) == ("server 1", "server-1", 4, 2)
+
+
+def test_generations_never_share_keys() -> None:
+    seats = [
+        read_seat({"RANK": "0", "WORLD_SIZE": "2", **MASTER, "TORCHELASTIC_RESTART_COUNT": str(g)})
+        for g in (0, 1)
+    ]
+    assert len({seat.prefix for seat in seats if seat}) == 2
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf"])
+def test_seconds_in_the_environment_must_be_seconds(text: str) -> None:
+    with pytest.raises(UsageError, match="SHOAL_TIMEOUT"):
+        read_seconds("SHOAL_TIMEOUT", 1.0, {"SHOAL_TIMEOUT": text})
+
+
+def test_an_interface_that_is_missing_is_named() -> None:
+    with pytest.raises(UsageError, match="nosuch0"):
+        interfaces.gloo_choice({"GLOO_SOCKET_IFNAME": "nosuch0"})
+
+
+def test_gloo_on_loopback_is_warned_of_only_when_others_are_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        interfaces, "addresses", lambda host: [{"far": "192.0.2.1"}.get(host, host)]
+    )
+    monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.1")
+    assert interfaces.wrong_interface("127.0.0.1", {}) is None
+    assert "GLOO_SOCKET_IFNAME" in (interfaces.wrong_interface("far", {}) or "")
+    monkeypatch.setattr(interfaces, "can_bind", lambda address: True)
+    monkeypatch.setattr(socket, "gethostname", lambda: "192.0.2.7")
+    assert interfaces.wrong_interface("far", {}) is None
+
+
+def errors(results: list[Outcome]) -> list[str]:
+    """The last line of each worker's traceback."""
+    return [
+        (result.error or "").strip().splitlines()[-1] if result.error else "" for result in results
+    ]
+
+
+def _sum() -> tuple[float, World]:
+    world = join(seconds=20)
+    total = torch.tensor([float(world.rank)])
+    dist.all_reduce(total)
+    return float(total), (world.rank, world.size, world.local_rank, world.backend)  # type: ignore[return-value]
+
+
+@pytest.mark.gloo
+def test_workers_meet_and_reduce() -> None:
+    assert run_workers(3, _sum) == [(3.0, (rank, 3, rank, "gloo")) for rank in range(3)]
+
+
+def _again() -> int:
+    sizes = []
+    for _ in range(2):
+        world = join(seconds=20)
+        dist.barrier()
+        sizes.append(world.size)
+        leave(world)
+        assert not dist.is_initialized()
+    return sum(sizes)
+
+
+@pytest.mark.gloo
+def test_workers_may_leave_and_join_again() -> None:
+    assert run_workers(2, _again) == [4, 4]
+
+
+def _adopt() -> tuple[int, bool]:
+    dist.init_process_group("gloo")
+    world = join(seconds=20)
+    agree_layout(world, {"a": "1"})
+    leave(world)
+    return world.size, dist.is_initialized()
+
+
+@pytest.mark.gloo
+def test_a_group_the_script_made_is_used_and_left_alone() -> None:
+    assert run_workers(2, _adopt) == [(2, True)] * 2
+
+
+def _differ() -> float:
+    world = join(seconds=20)
+    facts = {"layer.weight": "(4, 4) float32", "lr": "0.1" if world.rank != 2 else "0.2"}
+    start = time.monotonic()
+    agree_layout(world, facts)
+    return time.monotonic() - start
+
+
+@pytest.mark.gloo
+def test_all_ranks_hear_what_differs_and_between_whom() -> None:
+    said = errors(outcomes(3, _differ))
+    assert len(set(said)) == 1
+    assert "LayoutMismatch: rank 0 and rank 2 differ in lr: 0.1 on rank 0, 0.2 on rank 2" in said[0]
+
+
+def _miss_a_fact() -> None:
+    world = join(seconds=20)
+    agree_layout(world, {"w": "1"} if world.rank == 0 else {"w": "1", "bias": "(4,)"})
+
+
+@pytest.mark.gloo
+def test_a_parameter_only_one_rank_has_is_named() -> None:
+    assert all(
+        "differ in bias: nothing on rank 0" in line for line in errors(outcomes(2, _miss_a_fact))
+    )
+
+
+def _two_of_three() -> None:
+    if os.environ["RANK"] != "1":
+        join(seconds=20)
+
+
+@pytest.mark.gloo
+def test_who_does_not_come_is_named() -> None:
+    said = errors(outcomes(3, _two_of_three, env={"SHOAL_JOIN_SECONDS": "2"}))
+    assert "ExchangeTimeout: rank 1 of 3 did not join within 2 s" in said[0]
+    assert said[2] == said[0]
+
+
+def _no_master() -> None:
+    if os.environ["RANK"] != "0":
+        join(seconds=20)
+
+
+@pytest.mark.gloo
+def test_a_missing_rank_0_is_named_with_the_place_to_meet() -> None:
+    said = errors(outcomes(2, _no_master, env={"SHOAL_JOIN_SECONDS": "1"}))
+    assert "could not reach rank 0 at 127.0.0.1:" in said[1]
+
+
+def _both_claim_1() -> int:
+    if os.environ["RANK"] == "2":
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = "1"
+        time.sleep(0.5)
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = "2"
+    world = join(seconds=20)
+    if world.rank == 0:
+        time.sleep(1.5)  # keeps the store open for the one to be refused
+    return world.rank
+
+
+@pytest.mark.gloo
+def test_the_second_to_claim_a_rank_is_refused() -> None:
+    first, second, third = outcomes(3, _both_claim_1)
+    assert (first.value, second.value) == (0, 1)
+    assert "rank 1 is already taken by process" in errors([third])[0]
+
+
+def _other_token() -> int:
+    os.environ["SHOAL_TOKEN"] = "right" if os.environ["RANK"] == "0" else "wrong"
+    return join(seconds=20).rank
+
+
+@pytest.mark.gloo
+def test_another_token_is_refused() -> None:
+    said = errors(outcomes(2, _other_token, env={"SHOAL_JOIN_SECONDS": "2"}))
+    assert "has another SHOAL_TOKEN" in said[1]
+    assert "right" not in "".join(said)
+
+
+def _fails(kind: str) -> None:
+    world = join(seconds=2)
+    alarm.progress(7, "bucket 0")
+    if world.rank == 1:
+        alarm.progress(7)
+        if kind == "raises":
+            alarm.report_failure(world, ValueError("bad sample"))
+            return
+        time.sleep(4)
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        raise alarm.explain(world, error) from None
+    finally:
+        if world.rank == 0:
+            time.sleep(1)  # it hosts the store
+
+
+@pytest.mark.gloo
+def test_survivors_learn_who_failed_and_why() -> None:
+    said = errors(outcomes(3, _fails, "raises"))
+    assert [line for line in said if line] == [
+        "shoal.errors.PeerLost: rank 1 failed: ValueError: bad sample"
+    ] * 2
+
+
+@pytest.mark.gloo
+def test_a_timeout_names_the_exchange_and_who_is_elsewhere() -> None:
+    said = errors(outcomes(3, _fails, "is slow"))
+    for line in (said[0], said[2]):
+        assert "ExchangeTimeout: exchange 'bucket 0' of step 7 did not end within 2 s" in line
+        assert "rank 1 is missing; rank 1 is computing in step 7" in line
+
+
+def test_an_error_that_is_not_about_peers_is_left_alone() -> None:
+    world = join()
+    try:
+        error = ValueError("shapes")
+        assert alarm.explain(world, error) is error
+    finally:
+        leave(world)

@@ -1,0 +1,176 @@
+"""What a worker does in a step: which mode, and that each goes on after saving."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal.flow import Pair, Push
+from shoal.runtime.agreement import Agreement
+from shoal.runtime.modes import Mode, Seat, choose
+from shoal.runtime.modes.gradient import GradientMode
+from shoal.runtime.modes.local import LocalMode
+from shoal.runtime.modes.mixing import MixingMode
+from shoal.runtime.modes.pairs import PairsMode
+from shoal.runtime.modes.push import PushMode
+from shoal.strategy import parse
+from shoal.testing.school import School, digits, tiny
+
+MODES = {
+    "bsp": GradientMode,
+    "local(1), powersgd(2)": GradientMode,
+    "ssp(0)": GradientMode,
+    "parameter_server": GradientMode,
+    "priority(64), error_feedback(topk(0.25))": GradientMode,
+    "error_feedback(powersgd(1))": GradientMode,
+    "local(3)": LocalMode,
+    "local(3), error_feedback(topk(0.25))": LocalMode,
+    "parameter_server, local(2), error_feedback(powersgd(1))": LocalMode,
+    "gossip": MixingMode,
+    "gossip, local(3)": MixingMode,
+    "gossip, asp": PairsMode,
+    "parameter_server, asp": PushMode,
+    "parameter_server, ssp(2), error_feedback(topk(0.25))": PushMode,
+}
+each_strategy = pytest.mark.parametrize("text", MODES)
+
+
+def parameters() -> dict[str, Tensor]:
+    chance = torch.Generator().manual_seed(0)
+    return {
+        "w": nn.Parameter(torch.randn(6, 5, generator=chance, dtype=torch.float64)),
+        "b": nn.Parameter(torch.randn(5, generator=chance, dtype=torch.float64)),
+    }
+
+
+def seated(text: str, held: dict[str, Tensor], workers: int = 3) -> Mode:
+    def collect(agreement: Agreement) -> None:
+        for name, place in agreement.flats.places.items():
+            place.view.copy_(held[name].detach() * 0.1)
+
+    return choose(parse(text), held, Seat(1, workers), collect)
+
+
+@each_strategy
+def test_the_facts_of_a_strategy_choose_its_mode(text: str) -> None:
+    mode = seated(text, parameters())
+    assert type(mode) is MODES[text]
+    assert mode.agrees == (mode.gradients is not None) == (type(mode) is GradientMode)
+
+
+@each_strategy
+def test_due_comes_once_a_period(text: str) -> None:
+    strategy = parse(text)
+    school = School(strategy, workers=2, build=tiny)
+    mode, due = school.fishes[0].mode, []
+    if not strategy.synchrony.waits:
+        assert not mode.due()
+        return
+    for _ in range(6):
+        due.append(mode.due())
+        school.step(digits(8)[0])
+    period = strategy.synchrony.period
+    assert due == [(k + 1) % period == 0 for k in range(6)]
+
+
+def snapshot(school: School) -> list[Any]:
+    return copy.deepcopy([(f.model.state_dict(), f.mode.state_dict()) for f in school.fishes])
+
+
+@pytest.mark.parametrize("text", [t for t in MODES if parse(t).synchrony.waits])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_run_goes_on_after_saving_as_if_nothing_had_been(text: str, steps: int) -> None:
+    batches = digits(10, batches=6)
+    went, goes = (School(parse(text), workers=2, build=tiny) for _ in range(2))
+    for batch in batches[:steps]:
+        went.step(batch)
+    for fish, (model, mode) in zip(goes.fishes, snapshot(went), strict=True):
+        fish.model.load_state_dict(model)
+        fish.mode.load_state_dict(mode)
+    for batch in batches[steps:]:
+        assert went.step(batch) == goes.step(batch)
+    for worker in range(2):
+        for name, p in went.parameters(worker).items():
+            assert torch.equal(p, goes.parameters(worker)[name])
+
+
+def test_a_pusher_sends_the_gradient_and_takes_the_servers_model() -> None:
+    held = parameters()
+    mode = seated("parameter_server, asp", held)
+    wanted = {name: p.detach() * 0.1 for name, p in held.items()}
+    asks = mode.closing(lambda: pytest.fail("a pusher's own optimizer never steps"))
+    ask = next(asks)
+    assert isinstance(ask, Push)
+    for name, (part,) in ask.parts.items():
+        assert torch.equal(part, wanted[name])
+    with pytest.raises(StopIteration):
+        asks.send({name: torch.zeros_like(p) for name, p in held.items()})
+    assert not any(p.any() for p in held.values())
+
+
+def test_a_pushers_residual_survives_saving() -> None:
+    text = "parameter_server, asp, error_feedback(topk(0.25))"
+    held = parameters()
+    went, goes = seated(text, held), seated(text, held)
+
+    def push(mode: Mode) -> dict[str, tuple[Tensor, ...]]:
+        ask = next(mode.closing(lambda: None))
+        assert isinstance(ask, Push)
+        return ask.parts
+
+    push(went)
+    goes.load_state_dict(copy.deepcopy(went.state_dict()))
+    one, other = push(went), push(goes)
+    for name, parts in one.items():
+        assert all(torch.equal(a, b) for a, b in zip(parts, other[name], strict=True))
+
+
+def peers_of(mode: Mode, events: int) -> list[int]:
+    peers = []
+    for _ in range(events):
+        asks = mode.closing(lambda: None)
+        ask = next(asks)
+        assert isinstance(ask, Pair)
+        peers.append(ask.peer)
+        asks.close()
+    return peers
+
+
+def test_a_worker_meets_its_neighbours_and_the_choice_survives_saving() -> None:
+    went, goes = (seated("gossip, asp", parameters(), workers=5) for _ in range(2))
+    assert set(peers_of(went, 20)) == {0, 2}
+    goes.load_state_dict(went.state_dict())
+    assert peers_of(went, 9) == peers_of(goes, 9)
+
+
+def test_in_a_pair_i_move_by_what_the_meeting_changed() -> None:
+    """Another may have moved me while I waited: its change is kept."""
+    held = {"w": nn.Parameter(torch.zeros(2))}
+    mode = seated("gossip, asp", held, workers=2)
+    asks = mode.closing(lambda: None)
+    next(asks)
+    with torch.no_grad():
+        held["w"].add_(10)
+    with pytest.raises(StopIteration):
+        asks.send((torch.ones(2),))
+    assert held["w"].tolist() == [11, 11]
+
+
+def test_alone_in_a_ring_there_is_nobody_to_meet() -> None:
+    mode = choose(parse("gossip, asp"), parameters(), Seat(0, 1), lambda agreement: None)
+    assert list(mode.closing(lambda: None)) == []
+
+
+def test_the_update_runs_with_gradients_enabled() -> None:
+    for text in ("local(2)", "gossip", "gossip, asp", "bsp"):
+        seen = []
+        asks = seated(text, parameters()).closing(
+            lambda seen=seen: seen.append(torch.is_grad_enabled())
+        )  # type: ignore[misc]
+        next(asks, None)
+        assert seen == [True]
+        assert torch.is_grad_enabled()

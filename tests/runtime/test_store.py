@@ -1,0 +1,118 @@
+"""What a server holds: who may go on, and one model that every push moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from shoal.axes.compression import cast, exact, topk
+from shoal.axes.compression.compressor import add_dense
+from shoal.runtime.store import Clocks, ModelStore
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(0, 4),
+    st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=80),
+)
+def test_nobody_starts_further_ahead_than_the_bound_and_someone_always_may(
+    workers: int, bound: int, events: list[tuple[int, bool]]
+) -> None:
+    clocks = Clocks(range(workers), bound)
+    for choice, leaves in events:
+        here = list(clocks.at)
+        if not here:
+            break
+        ready = [w for w in here if clocks.may_go(w)]
+        assert ready, "all wait for each other"
+        worker = ready[choice % len(ready)]
+        assert clocks.at[worker] - min(clocks.at.values()) <= bound
+        clocks.tick(worker)
+        assert max(clocks.at.values()) - min(clocks.at.values()) <= bound + 1
+        if leaves and choice == 0:
+            clocks.leave(worker)
+
+
+def test_a_bound_of_nothing_lets_all_end_a_step_before_any_begins_the_next() -> None:
+    clocks = Clocks(range(3), 0)
+    clocks.tick(0)
+    assert [clocks.may_go(w) for w in range(3)] == [False, True, True]
+    clocks.tick(1)
+    clocks.tick(2)
+    assert all(clocks.may_go(w) for w in range(3))
+
+
+def test_nobody_waits_for_who_has_left() -> None:
+    clocks = Clocks(range(2), 1)
+    clocks.tick(0)
+    clocks.tick(0)
+    assert not clocks.may_go(0)
+    clocks.leave(1)
+    clocks.leave(1)
+    assert clocks.may_go(0)
+    assert clocks.may_go(1)
+
+
+def test_without_a_bound_nobody_ever_waits() -> None:
+    clocks = Clocks(range(2), float("inf"))
+    for _ in range(100):
+        clocks.tick(0)
+    assert clocks.may_go(0)
+
+
+def store(workers: int = 2, lr: float = 0.5, momentum: float = 0.0) -> ModelStore:
+    parameters = {"w": nn.Parameter(torch.ones(2, 2)), "b": nn.Parameter(torch.ones(2))}
+    optimizer = torch.optim.SGD(parameters.values(), lr=lr, momentum=momentum)
+    return ModelStore(parameters, optimizer, add=add_dense, workers=workers)
+
+
+def test_one_clock_of_all_workers_moves_the_model_as_one_step_of_bsp() -> None:
+    held = store(workers=4)
+    gradients = [torch.randn(2, 2) for _ in range(4)]
+    for gradient in gradients:
+        held.push({"w": (gradient,)})
+    torch.testing.assert_close(held.model()["w"], 1 - 0.5 * torch.stack(gradients).mean(0))
+    assert torch.equal(held.model()["b"], torch.ones(2))
+    assert held.updates == 4
+
+
+def test_what_is_not_pushed_does_not_move_even_with_momentum() -> None:
+    held = store(momentum=0.9)
+    held.push({"w": (torch.ones(2, 2),), "b": (torch.ones(2),)})
+    before = held.model()["b"].clone()
+    held.push({"w": (torch.ones(2, 2),)})
+    assert torch.equal(held.model()["b"], before)
+
+
+def test_a_message_is_decoded_whatever_its_form() -> None:
+    for compressor, parts in (
+        (exact(), (torch.full((2, 2), 2.0),)),
+        (cast(), (torch.full((2, 2), 2.0, dtype=torch.bfloat16),)),
+        (topk(1), (torch.arange(4, dtype=torch.int32), torch.full((4,), 2.0))),
+    ):
+        held = store()
+        assert compressor.add is not None
+        held.add = compressor.add
+        held.push({"w": parts})
+        assert torch.equal(held.model()["w"], torch.full((2, 2), 0.5))
+
+
+def test_complex_parameters_are_pushed_as_pairs_of_real_numbers() -> None:
+    w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    held = ModelStore({"w": w}, torch.optim.SGD([w], lr=1.0), add=add_dense, workers=1)
+    held.push({"w": (torch.tensor([[1.0, 2.0], [3.0, 4.0]]),)})
+    assert w.tolist() == [-1 - 2j, -3 - 4j]
+
+
+def test_a_workers_new_learning_rate_is_taken_over() -> None:
+    held = store(lr=0.5)
+    held.retune([{"lr": 0.25, "momentum": 0.0, "unheard_of": 3, "params": "not these"}])
+    (group,) = held.optimizer.param_groups
+    assert group["lr"] == 0.25
+    assert "unheard_of" not in group
+    assert len(group["params"]) == 2
+    with pytest.raises(ValueError, match="shorter"):
+        held.retune([])
