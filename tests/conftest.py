@@ -1,5 +1,13 @@
-"""One thread: tests share the machine, and small tensors gain nothing from more."""
+"""One thread a process, and one test with processes at a time: they share a small machine."""
 
+import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # small tensors gain nothing from more
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``-n 2 --dist loadgroup``, tests that start workers take turns; the others do not."""
+    for item in items:
+        if item.get_closest_marker("gloo"):
+            item.add_marker(pytest.mark.xdist_group("processes"))

@@ -61,8 +61,16 @@ def test_an_example_runs_alone(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.gloo
 @each
-def test_an_example_runs_on_two_workers(path: Path, tmp_path: Path) -> None:
-    assert re.search(SAID[path.stem], on_two(path, tmp_path))
+def test_an_example_runs_on_two_workers_and_ends_with_where_the_time_went(
+    path: Path, tmp_path: Path
+) -> None:
+    said = on_two(path, tmp_path)
+    assert re.search(SAID[path.stem], said)
+    for word in ("compute", "exchange", "wait", "data"):
+        assert word in said
+    found = [tmp_path / name for name in re.findall(r"\S+/timeline\.(?:html|json)", said)]
+    assert len(found) == 2
+    assert all(path.stat().st_size > 1000 for path in found)
 
 
 @pytest.mark.gloo
@@ -74,13 +82,3 @@ def test_what_is_killed_and_resumed_ends_with_the_same_numbers(tmp_path: Path) -
     )
     assert "resumed at step 5" in died
     assert re.findall("loss .* sum .*", died) == re.findall("loss .* sum .*", whole)
-
-
-@pytest.mark.gloo
-def test_a_run_ends_with_where_the_time_went_and_its_timeline(tmp_path: Path) -> None:
-    said = on_two(EXAMPLES / "digits.py", tmp_path)
-    for word in ("compute", "exchange", "wait", "data", "samples/s"):
-        assert word in said
-    found = [tmp_path / name for name in re.findall(r"\S+/timeline\.(?:html|json)", said)]
-    assert len(found) == 2
-    assert all(path.stat().st_size > 1000 for path in found)

@@ -73,9 +73,8 @@ def test_tensors_lie_in_the_order_in_which_backward_meets_them() -> None:
         torch.zeros(5, 4).T,
         torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
         torch.zeros(2, 3, 4).permute(2, 0, 1),
-        torch.zeros(1, 7).T,
     ],
-    ids=["transposed", "channels-last", "permuted", "column"],
+    ids=["transposed", "channels-last", "permuted"],
 )
 def test_dense_strides_are_kept(like: Tensor) -> None:
     flats = Flats({"a": torch.zeros(3), "w": like, "b": torch.zeros(2)})
@@ -102,7 +101,9 @@ def test_a_complex_number_travels_as_two_real_ones() -> None:
 
 def test_types_travel_apart_in_the_order_of_backward() -> None:
     tensors = {
-        n: torch.zeros(4, dtype=d) for n, d in zip("abc", [torch.float32, torch.float64] * 2)
+        "a": torch.zeros(4),
+        "b": torch.zeros(4, dtype=torch.float64),
+        "c": torch.zeros(4),
     }
     bound = Flats(tensors).bind(wfbp(1), typical)
     assert [task.names for task in bound] == [("c",), ("b",), ("a",)]

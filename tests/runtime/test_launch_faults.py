@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,35 @@ def test_a_rank_that_ends_without_joining_is_not_waited_for(tmp_path: Path) -> N
     code, _, err = shoal_run(tmp_path, "", "-n", "2", head=head)
     assert code == 1
     assert "rank 1 ended: its script never called shoal.distribute" in err
+
+
+def test_a_usage_error_in_the_script_is_exit_code_2_even_before_it_joins(tmp_path: Path) -> None:
+    head = "from shoal.runtime.join import join\nfrom shoal.errors import UsageError\n"
+    code, _, err = shoal_run(tmp_path, "raise UsageError('lr=nan')", "-n", "1", head=head)
+    assert code == 2
+    assert err.rstrip().endswith("shoal.errors.UsageError: lr=nan")
+    assert err.count("Traceback") == 1
+
+
+@pytest.mark.slow
+def test_launchers_on_two_hosts_meet(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + "print(world.rank, 'of', world.size, world.local_size)\n")
+    words = [sys.executable, "-m", "shoal", "run", str(script), "--hosts", "localhost,elsewhere"]
+    nodes = [
+        subprocess.Popen(
+            [*words, "--master", f"localhost:{port}", "--node-rank", str(rank), "--output", "all"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "SHOAL_TOKEN": "the same"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [node.communicate(timeout=200) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [out for out, _ in said] == [f"[rank {rank}] {rank} of 2 1\n" for rank in range(2)]
 
 
 def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:

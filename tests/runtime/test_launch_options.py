@@ -10,7 +10,9 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.runtime.launch import LaunchOptions, launch, torchrun_command
+from shoal.runtime.launcher.host import bind
 from shoal.runtime.launcher.options import check, most_workers, parse_workers
+from shoal.runtime.launcher.workers import defaults
 
 
 @pytest.fixture
@@ -112,3 +114,16 @@ def test_the_torchrun_command_says_the_same() -> None:
         "torchrun --nnodes=2 --node-rank=1 --master-addr=a --master-port=29500 "
         "--nproc-per-node=2 t.py"
     )
+
+
+def test_the_store_is_for_this_machine_alone_unless_hosts_are_given() -> None:
+    with bind(0, everywhere=False) as here, bind(0, everywhere=True) as anywhere:
+        assert here.getsockname()[0] == "127.0.0.1"
+        assert anywhere.getsockname()[0] == "0.0.0.0"
+
+
+def test_only_what_the_user_has_not_set_gets_a_default() -> None:
+    options = LaunchOptions(workers=2)
+    assert int(defaults(options, {})["OMP_NUM_THREADS"]) >= 1
+    assert "OMP_NUM_THREADS" not in defaults(options, {"OMP_NUM_THREADS": "3"})
+    assert "GLOO_SOCKET_IFNAME" not in defaults(replace(options, hosts=("a", "b")), {})

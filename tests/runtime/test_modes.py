@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.flow import Pair, Push
+from shoal.flow import Pair, Push, alone, drive
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.modes import Mode, Seat, choose
 from shoal.runtime.modes.gradient import GradientMode
@@ -165,12 +165,12 @@ def test_alone_in_a_ring_there_is_nobody_to_meet() -> None:
     assert list(mode.closing(lambda: None)) == []
 
 
-def test_the_update_runs_with_gradients_enabled() -> None:
-    for text in ("local(2)", "gossip", "gossip, asp", "bsp"):
-        seen = []
-        asks = seated(text, parameters()).closing(
-            lambda seen=seen: seen.append(torch.is_grad_enabled())
-        )  # type: ignore[misc]
-        next(asks, None)
-        assert seen == [True]
-        assert torch.is_grad_enabled()
+@pytest.mark.parametrize("text", ["local(2)", "gossip", "gossip, asp", "bsp"])
+def test_the_update_runs_with_gradients_enabled(text: str) -> None:
+    seen = []
+    mode = seated(text, parameters())
+    for opened in mode.opening():
+        drive(opened, alone)
+    next(mode.closing(lambda: seen.append(torch.is_grad_enabled())), None)
+    assert seen == [True]
+    assert torch.is_grad_enabled()

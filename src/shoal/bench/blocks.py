@@ -7,6 +7,7 @@ other, each behind a barrier, in the orders of ``statistics``. Progress comes ba
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing as mp
 import time
@@ -22,6 +23,7 @@ from shoal.testing.processes import run_workers
 
 _WARM_UP_STEPS = 4  # DDP rebuilds its buckets in the second, allocators settle in the third
 _REPORT_SECONDS = 0.2
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def slowest(workers: Sequence[Sequence[float]]) -> list[float]:
 
 def time_blocks(plan: Plan, pipe: Connection) -> list[list[float]]:
     """What each worker does: build every contender, warm up, time them in turns."""
+    _keep_memory()
     names = (plan.subject, plan.peer, plan.peer)
     steps, meet, leads = prepare(plan.workload, names, plan.seed)
     for step in steps * _WARM_UP_STEPS:
@@ -76,6 +79,18 @@ def time_blocks(plan: Plan, pipe: Connection) -> list[list[float]]:
             seconds[which].append(_time(steps[which], plan.steps, clock))
         tell(block + 1)
     return seconds
+
+
+def _keep_memory() -> None:
+    """Tell glibc to give no memory back to the system while contenders share a process.
+
+    Otherwise whoever comes after a large free pays the page faults of all: the CPU time of one
+    and the same loop went from 27 to 40 ms with who had run before it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_MMAP_THRESHOLD, 2**25)  # the largest that glibc takes
 
 
 def _time(step: Callable[[], object], count: int, clock: Callable[[], float]) -> float:

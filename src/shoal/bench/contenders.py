@@ -95,9 +95,11 @@ def _loop(task: Task, forward: nn.Module) -> Step:
 
     def step() -> None:
         x, y = next(feed)
-        task.optimizer.zero_grad()
         loss(forward(x), y).backward()  # type: ignore[no-untyped-call]
         task.optimizer.step()
+        # At the end, as run.step does. For one who trains alone the end of a step is the beginning
+        # of the next; between contenders who free memory at other moments it was worth 2 %.
+        task.optimizer.zero_grad()
 
     return step
 

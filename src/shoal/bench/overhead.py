@@ -81,7 +81,7 @@ SUITE = Suite("overhead", "what the framework costs over DDP, a bare loop and im
 def fight(duel: Duel, model: str, settings: Settings) -> Iterator[Result]:
     """Time a duel on a model, and judge it."""
     # Many short blocks: what disturbs the machine then falls on few of them.
-    blocks = MIN_BLOCKS if settings.quick else 4 * MIN_BLOCKS
+    blocks = MIN_BLOCKS if settings.quick else 5 * MIN_BLOCKS
     case = f"{model}, {duel.workers} worker{'s'[: duel.workers - 1]}"
     plan = Plan(model, duel.subject, duel.peer, duel.workers, blocks, seed=settings.seed)
     timings = measure(plan, partial(settings.progress, f"{case}: {duel.metric}"))

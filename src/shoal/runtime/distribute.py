@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from shoal.errors import BadArgument, UsageError
 from shoal.rules import Facts
 from shoal.runtime import capture, saving
-from shoal.runtime.join import World, agree_layout, join
+from shoal.runtime.clients import start_servers
+from shoal.runtime.join import World, agree_layout, join, leave
 from shoal.runtime.launcher import contract
 from shoal.runtime.objective import Loss, plain
 from shoal.runtime.replica import Replica
 from shoal.runtime.run import Run
+from shoal.runtime.server import serve
 from shoal.runtime.settings import Settings
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.team import Team
@@ -63,6 +65,11 @@ def distribute(
         _check_rates(name, used)
     world = join(backend=settings.backend, seconds=settings.timeout)
     chosen.bind(_facts(world, models, settings))
+    if world.role == "server":
+        serve(world, chosen, models)
+        leave(world)
+        raise SystemExit(0)
+    start_servers(world, chosen.coordination.servers)
     recorder = Recorder(world.rank) if settings.timeline else NullRecorder(world.rank)
     mesh = None
     if chosen.partition.cuts:

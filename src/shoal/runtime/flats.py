@@ -49,7 +49,10 @@ class Flats:
             kind, numel = _extent(tensors[name])
             spots[name] = (kind, sizes.get(kind, 0), numel)
             sizes[kind] = sizes.get(kind, 0) + numel
-        self.buffers = {k: torch.zeros(n, dtype=k[0], device=k[1]) for k, n in sizes.items()}
+        self.buffers = {
+            k: torch.zeros(n, dtype=k[0].to_real() if k[0].is_complex else k[0], device=k[1])
+            for k, n in sizes.items()
+        }
         self.places = {
             name: Place(kind, start, numel, _view(self.buffers[kind], start, tensors[name]))
             for name, (kind, start, numel) in spots.items()
@@ -77,7 +80,7 @@ class Flats:
 
     def _layer(self, name: str) -> Layer:
         place = self.places[name]
-        nbytes = place.numel * torch.empty((), dtype=place.kind[0]).element_size()
+        nbytes = place.numel * self.buffers[place.kind].element_size()
         return Layer(name, nbytes, nbytes * 1e-9, nbytes * 2e-9)
 
     def _bind(self, task: Task, names: Sequence[str]) -> Bound:
@@ -98,7 +101,7 @@ class Flats:
 
     def _cut(self, name: str, piece: Slice) -> tuple[str, int, int]:
         place = self.places[name]
-        size = torch.empty((), dtype=place.kind[0]).element_size()
+        size = self.buffers[place.kind].element_size()
         return name, place.start + piece.start // size, place.start + piece.stop // size
 
 
@@ -108,9 +111,9 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def _extent(tensor: Tensor) -> tuple[tuple[torch.dtype, torch.device], int]:
-    if tensor.is_complex():
-        return (tensor.real.dtype, tensor.device), 2 * tensor.numel()
-    return (tensor.dtype, tensor.device), tensor.numel()
+    """Its buffer, and its real numbers; complex ones lie apart, for they must start evenly."""
+    numel = 2 * tensor.numel() if tensor.is_complex() else tensor.numel()
+    return (tensor.dtype, tensor.device), numel
 
 
 def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:

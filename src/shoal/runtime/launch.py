@@ -181,7 +181,8 @@ class _Launch:
             left = self.options.max_restarts - generation
             if not self._again(code, left):
                 break
-            self._clear_marks()
+            for mark in self.place.directory.glob("joined-*"):
+                mark.unlink()
             self._back_off(generation, left)
             if self.signals.caught:
                 return 128 + self.signals.caught[0]
@@ -200,10 +201,6 @@ class _Launch:
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.signals.caught:
             time.sleep(0.05)
-
-    def _clear_marks(self) -> None:
-        for mark in self.place.directory.glob("joined-*"):
-            mark.unlink()
 
     def _watch(self, fleet: Fleet, generation: int) -> int:
         """Until all have ended, for whatever reason."""
@@ -253,7 +250,9 @@ class _Launch:
         if failed:
             deaths = [self._death(worker) for worker in fleet.members if worker.failed]
             first = min(deaths, key=lambda death: death.order)
-            self.screen.say(describe(deaths, self._log(first.worker)))
+            silent = self.options.output == "main"
+            log = self.screen.log_of(first.worker.key) if silent else None
+            self.screen.say(describe(deaths, log))
             return first.code
         if not any(worker.joined for worker in fleet.workers):
             self.screen.say(
@@ -262,6 +261,3 @@ class _Launch:
             )
             return NEVER_JOINED
         return 0
-
-    def _log(self, worker: Worker) -> Path | None:
-        return None if self.options.output == "all" else self.screen.log_of(worker.key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,11 @@ from shoal.runtime.early import EarlyUpdates
 from shoal.runtime.engine import Engine
 from shoal.runtime.line import Suspended
 from shoal.runtime.modes import Mode, choose
+from shoal.runtime.peers import PairWire
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.team import Team
 from shoal.wire.pending import Wire
+from shoal.wire.served import ServedWire
 
 
 class Replica:
@@ -176,10 +178,15 @@ class Replica:
             suspended.finish()
         self._opened = []
         if self.early is None:
-            drive(self.mode.closing(apply), lambda ask: self.wire.ask(ask).wait())
+            with self._alone():
+                drive(self.mode.closing(apply), lambda ask: self.wire.ask(ask).wait())
             self.clear()
         else:
             self.early.learn()
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """Where peers may move my parameters, they wait while I do."""
+        return self.wire.lock if isinstance(self.wire, PairWire) else nullcontext()
 
     def clear(self) -> None:
         """Forget gradients; the next backward writes new ones into the same places."""
@@ -203,6 +210,7 @@ class Replica:
         if self.team.seat.workers == 1:
             tensors = []
         before = [t.detach().clone() for t in tensors]
+        self._pull()
         for tensor in tensors:
             total = tensor.detach().clone()
             dist.all_reduce(total, group=self.team.group)
@@ -213,12 +221,19 @@ class Replica:
             for tensor, old in zip(tensors, before, strict=True):
                 tensor.copy_(old)
 
+    def _pull(self) -> None:
+        """Where a server holds the model that counts, everybody takes it."""
+        if self.team.strategy.synchrony.waits or not isinstance(self.wire, ServedWire):
+            return
+        dist.barrier()  # nobody pushes any more
+        mine = self.source.trainable()
+        for name, value in self.wire.pull().items():
+            mine[name].copy_(value)
+
     def leave(self) -> None:
         """The run is over: keep serving peers until they are done, then close."""
-        closing = getattr(self.wire, "leave", None)
-        if closing is not None:
-            closing()
         self.close()
+        self.wire.leave()
 
     def close(self) -> None:
         """Take hooks off and end threads."""

@@ -19,7 +19,7 @@ from shoal.wire.route import legs, run_legs
 
 if TYPE_CHECKING:
     from shoal.runtime.modes import Seat
-    from shoal.runtime.source import Source
+    from shoal.runtime.source import Cut, Whole
     from shoal.runtime.team import Team
 
 
@@ -34,13 +34,13 @@ def weighted(strategy: Strategy) -> bool:
     return whole and meets and Trait.ELEMENTWISE in strategy.compression.traits
 
 
-def wire(source: Source, optimizer: torch.optim.Optimizer, team: Team) -> Wire:
+def wire(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) -> Wire:
     """The wire that a strategy needs between the workers of a team."""
     s = team.strategy
     if team.seat.workers > 1 and s.coordination.via == "server":
-        from shoal.runtime.server import connect
+        from shoal.runtime.clients import served
 
-        return connect(source, optimizer, team)
+        return served(source, optimizer, team)
     if team.seat.workers > 1 and not s.synchrony.waits:
         from shoal.runtime.peers import PairWire
 

@@ -19,14 +19,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any, NamedTuple
 
-
 PRELOAD = [
     "torch._dynamo",  # the first optimizer step imports it, which takes seconds
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "shoal",
+    "shoal.runtime.partitioned",
 ]
 
 
@@ -71,6 +70,7 @@ def outcomes(
     *args: Any,
     env: Mapping[str, str] | None = None,
     seconds: float = 120,
+    servers: int = 0,
 ) -> list[Outcome]:
     """Run ``work(*args)`` on ``workers`` processes; never raises for what they do.
 
@@ -80,19 +80,22 @@ def outcomes(
         args: passed to every worker.
         env: more environment variables.
         seconds: after that many, whoever still runs is killed.
+        servers: extra processes that run ``work`` too, in the role of servers.
     """
     context = _context()
     port = free_port()
     pipes, children = [], []
-    for rank in range(workers):
+    places = [_environment(rank, workers, port) for rank in range(workers)]
+    places += [_server(index, servers, workers, port) for index in range(servers)]
+    for place in places:
         mine, theirs = context.Pipe(duplex=False)
-        shared = {**_environment(rank, workers, port), **(env or {})}
+        shared = {**place, **({"SHOAL_SERVERS": str(servers)} if servers else {}), **(env or {})}
         child = context.Process(target=_work, args=(theirs, shared, work, args), daemon=False)
         child.start()
         theirs.close()
         pipes.append(mine)
         children.append(child)
-    answers = _collect(pipes, seconds)
+    answers = _collect(pipes, seconds)[: len(children)]
     results = []
     for child, answer in zip(children, answers, strict=True):
         child.join(2 if answer is None else 20)
@@ -100,7 +103,7 @@ def outcomes(
             child.kill()
             child.join()
         results.append(answer or Outcome(error=None, exitcode=child.exitcode or -1))
-    return results
+    return results[:workers]
 
 
 def run_workers(workers: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
@@ -120,6 +123,12 @@ def _environment(rank: int, workers: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def _server(index: int, servers: int, workers: int, port: int) -> dict[str, str]:
+    shared = _environment(index, workers, port)
+    own = {"SHOAL_ROLE": "server", "SHOAL_SERVER": str(index), "SHOAL_SERVERS": str(servers)}
+    return {**{k: v for k, v in shared.items() if k not in ("RANK", "LOCAL_RANK")}, **own}
 
 
 def _collect(pipes: list[Connection], seconds: float) -> list[Outcome | None]:

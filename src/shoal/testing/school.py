@@ -177,7 +177,9 @@ class School:
 def tiny() -> tuple[nn.Module, torch.optim.Optimizer]:
     """A small classifier in double precision, the same every time."""
     generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 4))
+    model = nn.Sequential(
+        nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 4)
+    )
     model = model.double()
     with torch.no_grad():
         for p in model.parameters():

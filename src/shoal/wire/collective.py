@@ -49,6 +49,9 @@ class CollectiveWire:
             case _:
                 raise UsageError(f"{type(ask).__name__}: a collective cannot answer it")
 
+    def leave(self) -> None:
+        """Nothing to say goodbye to."""
+
     def _mean(self, tensor: Tensor) -> Pending:
         flat = tensor.detach()
         if not flat.is_contiguous():

@@ -37,6 +37,9 @@ class MixingWire:
             case _:
                 raise UsageError(f"{type(ask).__name__}: neighbours mix, they do not gather")
 
+    def leave(self) -> None:
+        """Nothing to say goodbye to."""
+
     def _mix(self, tensor: Tensor) -> Pending:
         if tensor.numel() == 0:
             return There(tensor)

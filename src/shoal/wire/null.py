@@ -15,3 +15,6 @@ class NullWire:
     def ask(self, ask: Ask) -> Pending:
         """Answer at once."""
         return There(alone(ask))
+
+    def leave(self) -> None:
+        """Nothing to say goodbye to."""

@@ -32,6 +32,9 @@ class Wire(Protocol):
     def ask(self, ask: Ask) -> Pending:
         """Issue an ask."""
 
+    def leave(self) -> None:
+        """The run is over."""
+
 
 class There(NamedTuple):
     """An answer that is there already."""
@@ -67,7 +70,9 @@ class Several(NamedTuple):
 
 
 gather_flat: Callable[..., dist.Work | None] = getattr(
-    dist, "all_gather_single", dist.all_gather_into_tensor  # its name before torch 2.13
+    dist,
+    "all_gather_single",
+    dist.all_gather_into_tensor,  # its name before torch 2.13
 )
 ALIGN = 16  # bytes: the widest number is a complex128
 

@@ -113,7 +113,10 @@ def _admit(seat: Seat, base: Store) -> Store:
     """Take the seat, or be refused: another run, another token, another size, or taken."""
     run = _first(base, "shoal/run", seat.run_id)
     if run != seat.run_id:
-        raise UsageError(f"{seat.name} belongs to run {seat.run_id!r}, but {run!r} meets here")
+        raise UsageError(
+            f"{seat.name} belongs to run {seat.run_id!r}, but {run!r} meets at "
+            f"{seat.host}:{seat.port}: another SHOAL_TOKEN, or another run's port"
+        )
     token = contract.fingerprint(seat.token)
     if _first(base, f"shoal/{seat.run_id}/{seat.generation}/token", token) != token:
         raise UsageError(f"{seat.name} has another SHOAL_TOKEN than this run: refused")

@@ -64,11 +64,6 @@ class Screen:
         sys.stderr.write(f"shoal: {text}\n")
         sys.stderr.flush()
 
-    def show(self, text: str) -> None:
-        """A block as it is: a traceback, a log."""
-        sys.stderr.write(text.rstrip("\n") + "\n")
-        sys.stderr.flush()
-
     def log_of(self, key: str) -> Path:
         """Where a silent worker's output is."""
         return self.logs / f"{key}.log"

@@ -74,13 +74,19 @@ def global_norm(placed: Placed) -> Tensor:
 
 
 @torch.no_grad()
-def clip(placed: Placed, max_norm: float) -> Tensor:
-    """Scale all gradients so that their global norm is at most ``max_norm``; returns the norm."""
-    norm = global_norm(placed)
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's own formula
+def clip(placed: Placed, max_norm: float, *, norm: Tensor | float | None = None) -> Tensor:
+    """Scale all gradients so that their global norm is at most ``max_norm``; returns the norm.
+
+    Args:
+        placed: the model.
+        max_norm: the bound.
+        norm: the global norm, if it is known already; must be the same on every rank.
+    """
+    found = global_norm(placed) if norm is None else torch.as_tensor(norm, dtype=torch.float64)
+    scale = float((max_norm / (found + 1e-6)).clamp(max=1.0))  # torch's own formula
     for grad in placed.local_gradients().values():
-        grad.mul_(scale.to(grad.dtype))
-    return norm
+        grad.mul_(scale)
+    return found
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -29,6 +29,19 @@ def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
             require(close(one.ends[0].mean, sent, one.tolerance), told)
 
 
+def what_i_said_outlives_the_wire(compressor: Compressor) -> None:
+    """A wire may put the answer where the question was; ``mine`` and the state are from before."""
+    if Trait.LOSSLESS in compressor.traits:
+        return  # all was sent, so no copy need be kept
+    for case in CASES:
+        calm, rude = (
+            exchange(compressor, case.gradients(), overwrites=overwrites).ends
+            for overwrites in (False, True)
+        )
+        kept = same([end[1:] for end in calm], [end[1:] for end in rude])  # mine and state
+        require(kept, f"{compressor}, {case}: loses its own message to a wire that overwrites")
+
+
 def all_workers_end_with_the_same_bits(compressor: Compressor) -> None:
     """Replicas that agree must not drift apart by rounding."""
     for case in CASES:
@@ -217,6 +230,7 @@ def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
 
 LAWS = (
     mean_of_what_was_sent_is_the_mean,
+    what_i_said_outlives_the_wire,
     all_workers_end_with_the_same_bits,
     what_comes_out_looks_like_what_went_in,
     strides_do_not_matter,

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 
-def require(holds: bool, told: str) -> None:
-    """Raise unless the law holds."""
+def require(holds: bool, *told: object) -> None:
+    """Raise unless the law holds; what is told is put together only then."""
     if not holds:
-        raise AssertionError(told)
+        raise AssertionError(" ".join(map(str, told)))
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:

@@ -14,8 +14,8 @@ GRAIN = 16  # bytes: cuts fall between whole numbers of every type
 def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
     """Every law, for one list of layers."""
     tasks = schedule.plan(layers, cost)
-    told = f"{schedule} of {[layer.nbytes for layer in layers]} bytes"
-    require(tasks == schedule.plan(layers, cost), f"{told}: another order when asked twice")
+    told = f"{schedule} of {[layer.nbytes for layer in layers]} bytes:"
+    require(tasks == schedule.plan(layers, cost), f"{told} another order when asked twice")
     _every_byte_goes_once(tasks, layers, told)
     for task in tasks:
         _nothing_goes_before_it_exists(schedule, task, told)
@@ -51,40 +51,41 @@ def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], told: 
     pieces = sorted(piece for task in tasks for piece in task.slices)
     at = dict.fromkeys(range(len(layers)), 0)
     for layer, start, stop in pieces:
-        require(start == at[layer] and start <= stop, f"{told}: layer {layer} at byte {start}")
+        require(layer in at, told, "there is no such layer as", layer)
+        require(start == at[layer] and start <= stop, told, "layer", layer, "at byte", start)
         at[layer] = stop
     for index, (_, nbytes, *_) in enumerate(layers):
-        require(at[index] == nbytes, f"{told}: layer {index} ends at byte {at[index]}")
+        require(at[index] == nbytes, f"{told} layer {index} ends at byte {at[index]}")
     gone = {piece.layer for piece in pieces}
-    require(gone == set(range(len(layers))), f"{told}: layers without a task")
+    require(gone == set(range(len(layers))), f"{told} layers without a task")
 
 
 def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, told: str) -> None:
     """Backward runs from the last layer to the first."""
     kind, layer = task.ready
-    require(kind == "backward", f"{told}: {task} waits for {task.ready}")
+    require(kind == "backward", told, task, "does not wait for backward")
     first = min(piece.layer for piece in task.slices)
-    require(layer <= first, f"{told}: goes after backward of {layer}, with layer {first}")
-    require(schedule.overlaps or layer == 0, f"{told}: goes during backward, but claims not to")
+    require(layer <= first, told, task, "goes after backward of", layer)
+    require(schedule.overlaps or layer == 0, told, "goes during backward, but claims not to")
 
 
 def _arrives_in_time(schedule: Schedule, task: Task, told: str) -> None:
     kind, layer = task.due
-    require(kind in ("update", "forward"), f"{told}: due at {task.due}")
+    require(kind in ("update", "forward"), told, "is due at", task.due)
     if kind == "forward":
-        require(schedule.early, f"{told}: due at a forward, but claims not to be early")
+        require(schedule.early, told, "is due at a forward, but claims not to be early")
         first = min(piece.layer for piece in task.slices)
-        require(layer <= first, f"{told}: layer {first} arrives after its forward")
+        require(layer <= first, told, task, "arrives after its forward")
 
 
 def _is_one_range(task: Task, layers: Sequence[Layer], told: str) -> None:
     """A message is one range of memory, where layers lie from the last to the first."""
     for piece in task.slices:
         whole = piece.stop - piece.start == layers[piece.layer].nbytes
-        require(whole or piece.start % GRAIN == 0, f"{told}: cuts a number in two")
+        require(whole or piece.start % GRAIN == 0, told, piece, "cuts a number in two")
     order = [piece.layer for piece in task.slices]
     downwards = list(range(order[0], order[0] - len(order), -1))
-    require(order == downwards, f"{told}: {order} are not neighbours in backward order")
+    require(order == downwards, told, order, "are not neighbours in backward order")
 
 
 def uncut_unless_it_says_so(schedule: Schedule) -> None:
@@ -93,7 +94,7 @@ def uncut_unless_it_says_so(schedule: Schedule) -> None:
     for task in schedule.plan(layers, cost):
         for piece in task.slices:
             whole = (piece.start, piece.stop) == (0, layers[piece.layer].nbytes)
-            require(schedule.slices or whole, f"{schedule} cuts {piece}, but claims not to")
+            require(schedule.slices or whole, schedule, "cuts", piece, "but claims not to")
 
 
 LAWS = (plans_of_few_layers, plans_of_many_layers, uncut_unless_it_says_so)

@@ -1,0 +1,88 @@
+"""Connect a worker to its servers, starting these where no launcher did."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+
+from shoal.errors import ExchangeTimeout, PeerLost
+from shoal.runtime.join import World
+from shoal.runtime.launcher import contract
+from shoal.runtime.source import Cut, Whole
+from shoal.runtime.summation import describe
+from shoal.runtime.team import Team
+from shoal.wire.channel import Hello, connect
+from shoal.wire.served import ServedWire, rates
+
+JOIN_SECONDS = 120.0
+
+
+def start_servers(world: World, servers: int) -> None:
+    """Start the servers that a launcher would have: rank i starts server i, as its own child."""
+    if world.servers or world.rank >= servers or world.size == 1:
+        return
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
+    env.update({
+        contract.ROLE: "server",
+        contract.SERVER: str(world.rank),
+        contract.SERVERS: str(servers),
+        contract.TOKEN: world.token,
+        "WORLD_SIZE": str(world.size),
+    })  # fmt: skip
+    child = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=env, preexec_fn=_die_with_us)
+    atexit.register(_stop, child)
+
+
+def _die_with_us() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    try:
+        child.wait(5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def served(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) -> ServedWire:
+    """The wire of a strategy with servers."""
+    world, strategy = team.world, team.strategy
+    hello = Hello(world.token, world.generation, world.rank)
+    channels = []
+    for index in range(strategy.coordination.servers):
+        host, port = find(world, f"server/{index}")
+        peer = f"server {index}"
+        channels.append(connect(host, port, hello=hello, peer=peer, seconds=world.seconds))
+    named = source.trainable()
+    wire = ServedWire(
+        channels,
+        workers=world.size,
+        describe=describe,
+        sizes={name: t.numel() * t.element_size() for name, t in named.items()},
+        groups=lambda: rates(optimizer),
+    )
+    if world.rank == 0 and not strategy.synchrony.waits:
+        wire.begin({name: t.detach() for name, t in named.items()})
+    return wire
+
+
+def find(world: World, key: str) -> tuple[str, int]:
+    """Where somebody listens, once it has told."""
+    if world.store is None:
+        raise PeerLost("there is no store to meet at")
+    end = time.monotonic() + JOIN_SECONDS
+    while not world.store.check([key]):
+        if time.monotonic() > end:
+            raise ExchangeTimeout(f"{key} did not come within {JOIN_SECONDS:g} s")
+        if world.alarm is not None and (failure := world.alarm.heard()) is not None:
+            raise failure.as_error()
+        time.sleep(0.02)
+    host, _, port = world.store.get(key).decode().rpartition(":")
+    return host, int(port)

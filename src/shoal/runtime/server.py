@@ -1,0 +1,156 @@
+"""The server's process: it runs the user's script up to ``distribute``, then serves until all left.
+
+With bsp it sums (:class:`Summation`); with ssp or asp it holds the model and the optimizer
+(:class:`ModelStore`), which the script has just built: nothing needs to be sent as code.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import PeerLost
+from shoal.flow import Add
+from shoal.runtime.join import World
+from shoal.runtime.objective import plain
+from shoal.runtime.store import Clocks, ModelStore
+from shoal.runtime.summation import Summation
+from shoal.strategy import Strategy
+from shoal.wire.channel import Channel, Message, accept, listen
+
+Reply = tuple[str, dict[str, Any], list[Tensor]]
+
+
+class Service:
+    """Answers workers, a thread each.
+
+    Args:
+        world: this server's place.
+        strategy: what the workers do.
+        model: the script's own.
+        optimizer: the script's own.
+    """
+
+    def __init__(
+        self, world: World, strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        add = strategy.compression.add or _refuse
+        self.world = world
+        self.named = {plain(n): p for n, p in model.named_parameters() if p.requires_grad}
+        self.sums = Summation(world.workers, add)
+        self.store = ModelStore(self.named, optimizer, add=add, workers=world.workers)
+        self.clocks = Clocks(range(world.workers), strategy.synchrony.staleness)
+        self._changed = threading.Condition()
+        self._begun = False
+        self._handlers: dict[str, Callable[[int, Message], Reply]] = {
+            "ask": self._ask,
+            "begin": self._begin,
+            "push": self._push,
+            "pull": self._pull,
+        }
+
+    def serve(self) -> None:
+        """Take in every worker once, and return when the last has left."""
+        listener = listen(self.world.local_size >= self.world.workers)
+        publish(self.world, f"server/{self.world.rank}", listener)
+        threads: list[threading.Thread] = []
+        while len(threads) < self.world.workers:
+            visit = accept(listener, token=self.world.token, generation=self.world.generation)
+            if visit is not None:
+                thread = threading.Thread(target=self._attend, args=visit, daemon=True)
+                thread.start()
+                threads.append(thread)
+        listener.close()
+        for thread in threads:
+            thread.join()
+
+    def _attend(self, channel: Channel, worker: int) -> None:
+        left = False
+        try:
+            while not left:
+                message = channel.receive()
+                left = message.kind == "bye"
+                if not left:
+                    self._reply(channel, worker, message)
+        except PeerLost:
+            self.sums.lose(worker)
+        with self._changed:
+            self.clocks.leave(worker)
+            self._changed.notify_all()
+        channel.close()
+
+    def _reply(self, channel: Channel, worker: int, message: Message) -> None:
+        try:
+            kind, facts, tensors = self._handlers[message.kind](worker, message)
+        except (PeerLost, KeyError, RuntimeError) as error:
+            kind, facts, tensors = "error", {"text": f"{type(error).__name__}: {error}"}, []
+        channel.send(kind, {**facts, "round": message.facts.get("round", 0)}, tensors)
+
+    def _ask(self, worker: int, message: Message) -> Reply:
+        facts = message.facts
+        return "told", {}, self.sums.offer(worker, facts["round"], facts["spec"], message.tensors)
+
+    @torch.no_grad()
+    def _begin(self, worker: int, message: Message) -> Reply:
+        with self._changed:
+            for name, value in zip(message.facts["names"], message.tensors, strict=True):
+                self.named[name].copy_(value)
+            self._begun = True
+            self._changed.notify_all()
+        return "begun", {}, []
+
+    def _push(self, worker: int, message: Message) -> Reply:
+        left = list(message.tensors)
+        parts = {
+            name: tuple(left.pop(0) for _ in range(count))
+            for name, count in message.facts["parts"].items()
+        }
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun)
+            self.store.retune(message.facts["groups"])
+            self.store.push(parts)
+            self.clocks.tick(worker)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.clocks.may_go(worker))
+            return self._model(list(parts))
+
+    def _pull(self, worker: int, message: Message) -> Reply:
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun)
+            return self._model(message.facts["names"])
+
+    def _model(self, names: list[str]) -> Reply:
+        model = self.store.model()
+        return "model", {"names": names}, [model[name].clone() for name in names]
+
+
+def serve(
+    world: World,
+    strategy: Strategy,
+    models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]],
+) -> None:
+    """Be a server until every worker has left."""
+    (model, optimizer), *_ = models.values()
+    torch.set_num_threads(1)
+    Service(world, strategy, model, optimizer).serve()
+
+
+def publish(world: World, key: str, listener: socket.socket) -> None:
+    """Tell where I listen."""
+    if world.store is None:
+        raise PeerLost("there is no store to meet at")
+    local = world.local_size >= world.workers
+    host = "127.0.0.1" if local else socket.gethostbyname(socket.gethostname())
+    world.store.set(key, f"{host}:{listener.getsockname()[1]}")
+
+
+def _refuse(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
+    raise PeerLost("this compressor's messages cannot be decoded by a server")
+
+
+Decode = Add

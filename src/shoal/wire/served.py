@@ -1,0 +1,154 @@
+"""The wire to servers: asks are summed there (bsp), pushes change the model there (ssp, asp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.errors import PeerLost, UsageError
+from shoal.flow import All, Ask, Push
+from shoal.wire.channel import Channel, Message
+from shoal.wire.pending import Pending, There
+
+Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
+
+
+class Awaited(NamedTuple):
+    """An answer that a server will send."""
+
+    line: Line
+    round: int
+    shape: Callable[[list[Tensor]], Any]
+
+    def wait(self) -> Any:
+        """Read answers until mine is there."""
+        return self.shape(self.line.take(self.round).tensors)
+
+
+class Line:
+    """One server's channel, and answers that came before they were asked for.
+
+    Args:
+        channel: to the server.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._early: dict[int, Message] = {}
+
+    def take(self, round: int) -> Message:
+        """The answer of a round."""
+        while round not in self._early:
+            message = self.channel.receive()
+            if message.kind == "error":
+                raise PeerLost(f"{self.channel.peer}: {message.facts['text']}")
+            self._early[int(message.facts["round"])] = message
+        return self._early.pop(round)
+
+
+class ServedWire:
+    """Answers asks and pushes through servers.
+
+    Args:
+        channels: one a server.
+        workers: how many workers there are.
+        describe: an ask as JSON and tensors.
+        sizes: bytes of each parameter, by which they are dealt to servers.
+        groups: tells the hyper-parameters of my optimizer now.
+    """
+
+    blocks = True
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        *,
+        workers: int,
+        describe: Describe,
+        sizes: Mapping[str, int],
+        groups: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        self.size = workers
+        self._lines = [Line(channel) for channel in channels]
+        self._describe = describe
+        self._groups = groups
+        self._rounds = 0
+        self.homes = deal(sizes, len(channels))
+
+    def ask(self, ask: Ask) -> Pending:
+        """Send an ask to the server whose turn it is, or a push to those that hold its names."""
+        if isinstance(ask, Push):
+            return There(self._push(ask.parts))
+        line = self._lines[self._rounds % len(self._lines)]
+        spec, tensors = self._describe(ask)
+        line.channel.send("ask", {"round": self._rounds, "spec": spec}, tensors)
+        self._rounds += 1
+        if isinstance(ask, All):
+            return Awaited(line, self._rounds - 1, tuple)
+        return Awaited(line, self._rounds - 1, lambda told: told[0])
+
+    def _push(self, parts: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
+        model: dict[str, Tensor] = {}
+        groups = self._groups()
+        for index, line in enumerate(self._lines):
+            mine = {name: t for name, t in parts.items() if self.homes[name] == index}
+            counts = {name: len(t) for name, t in mine.items()}
+            facts = {"round": self._rounds, "parts": counts, "groups": groups}
+            line.channel.send("push", facts, [t for ts in mine.values() for t in ts])
+        for line in self._lines:
+            told = line.take(self._rounds)
+            model.update(zip(told.facts["names"], told.tensors, strict=True))
+        self._rounds += 1
+        return model
+
+    def begin(self, parameters: Mapping[str, Tensor]) -> None:
+        """Give the servers the model to start from."""
+        for line in self._lines:
+            facts = {"round": -1, "names": list(parameters)}
+            line.channel.send("begin", facts, list(parameters.values()))
+            line.take(-1)
+
+    def pull(self) -> dict[str, Tensor]:
+        """The servers' model as it is now."""
+        model: dict[str, Tensor] = {}
+        for index, line in enumerate(self._lines):
+            names = [name for name, home in self.homes.items() if home == index]
+            line.channel.send("pull", {"round": -2, "names": names})
+            told = line.take(-2)
+            model.update(zip(told.facts["names"], told.tensors, strict=True))
+        return model
+
+    def leave(self) -> None:
+        """Say goodbye."""
+        for line in self._lines:
+            line.channel.send("bye")
+            line.channel.close()
+
+
+def deal(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
+    """Give each parameter, largest first, to the server that holds least so far."""
+    load = [0] * servers
+    homes = {}
+    for name, nbytes in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        home = load.index(min(load))
+        homes[name] = home
+        load[home] += nbytes
+    return homes
+
+
+def rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Hyper-parameters that are plain numbers, which a scheduler may change."""
+    kinds = (int, float, bool)
+    return [
+        {k: v for k, v in group.items() if isinstance(v, kinds) and k != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def check(homes: Mapping[str, int], names: Sequence[str]) -> None:
+    """Every name has a home."""
+    if missing := [name for name in names if name not in homes]:
+        raise UsageError(f"{missing[0]} joined after the servers were given their parts")

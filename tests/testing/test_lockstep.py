@@ -1,0 +1,76 @@
+"""The harness itself: it answers as a wire would, and says when workers do not match."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.flow import All, Ask, Gather, Mean, Pair
+from shoal.testing.lockstep import lockstep
+
+
+def means(*tensors: torch.Tensor) -> Generator[Ask, Any, list[torch.Tensor]]:
+    told = []
+    for tensor in tensors:
+        told.append((yield Mean(tensor)))
+    return told
+
+
+def once(ask: Ask) -> Generator[Ask, Any, Any]:
+    told = yield ask
+    return told
+
+
+def test_everyone_is_told_the_mean() -> None:
+    ends = lockstep([means(torch.tensor(float(i)), torch.tensor(i * 10.0)) for i in range(3)])
+    assert [[float(t) for t in end] for end in ends] == [[1, 10]] * 3
+
+
+def test_a_matrix_gives_each_its_own_row() -> None:
+    w = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
+    ends = lockstep([once(Mean(torch.tensor(x))) for x in (0.0, 4.0)], w)
+    assert [float(end) for end in ends] == [0, 3]
+
+
+def test_what_was_asked_is_not_overwritten() -> None:
+    mine = torch.ones(2)
+    lockstep([once(Mean(mine)), once(Mean(torch.zeros(2)))])
+    assert torch.equal(mine, torch.ones(2))
+
+
+def test_gathered_parts_are_added_with_their_weight() -> None:
+    def add(parts: tuple[torch.Tensor, ...], into: torch.Tensor, weight: float) -> None:
+        into[int(parts[0])] += weight
+
+    like = torch.zeros(3)
+    ends = lockstep([once(Gather((torch.tensor(i),), add, like)) for i in (0, 2)])
+    assert [end.tolist() for end in ends] == [[0.5, 0, 0.5]] * 2
+
+
+def test_several_asks_in_one_are_answered_each() -> None:
+    asks = [All((Mean(torch.tensor(x)), Mean(torch.tensor(-x)))) for x in (1.0, 3.0)]
+    ends = lockstep([once(ask) for ask in asks])
+    assert [tuple(map(float, end)) for end in ends] == [(2, -2)] * 2
+
+
+def test_workers_that_ask_different_things_are_found() -> None:
+    gather = Gather((), lambda parts, into, weight: None, torch.zeros(1))
+    with pytest.raises(AssertionError, match="ask different things: \\['Gather', 'Mean'\\]"):
+        lockstep([once(Mean(torch.zeros(1))), once(gather)])
+
+
+def test_a_worker_that_ends_before_the_others_is_found() -> None:
+    with pytest.raises(AssertionError, match="1 workers ended while 1 still ask"):
+        lockstep([means(torch.zeros(1)), means()])
+
+
+def test_what_needs_a_race_is_not_answered() -> None:
+    with pytest.raises(AssertionError, match="cannot answer Pair"):
+        lockstep([once(Pair(0, ()))])
+
+
+def test_nobody_gets_nothing() -> None:
+    assert lockstep([means(), means()]) == [[], []]
