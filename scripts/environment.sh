@@ -32,18 +32,22 @@ name it: PYTHON=/path/to/python3.12 $0"
   die "no Python found. Install Python 3.10 or newer, or name it: PYTHON=/path/to/python3.12 $0"
 }
 
+# Whether .venv is there, whole, and was made at this very place.
+is_usable() {
+  is_new_enough "$VENV/bin/python" && grep -qsF "$VENV" "$VENV/bin/pip" &&
+    "$VENV/bin/python" -m pip --version >/dev/null 2>&1
+}
+
 # prepare EXTRAS: .venv holds shoal[EXTRAS] at the pinned versions. What was asked for is written
 # down last, so an installation that was cut short is done again.
 prepare() {
   local extras="$1" stamp python
   stamp="$VENV/.shoal-$extras-$(cat "$ROOT/constraints.txt" "$ROOT/pyproject.toml" | cksum | tr ' ' -)"
-  if [ -x "$VENV/bin/shoal" ] && [ -e "$stamp" ] && "$VENV/bin/python" -c 'import torch' 2>/dev/null
-  then
+  if { [ -e "$stamp" ] || [ -e "${stamp/-data-/-dev-}" ]; } && is_usable; then
     return
   fi
   python="$(find_python)" || exit $?
-  if ! is_new_enough "$VENV/bin/python" || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1 ||
-     ! grep -qF "$VENV" "$VENV/bin/pip"; then  # absent, broken, or moved here from elsewhere
+  if ! is_usable; then
     say "making .venv with $("$python" --version 2>&1)"
     "$python" -m venv --clear "$VENV"
   fi

@@ -73,7 +73,10 @@ Ask: TypeAlias = "Mean | Gather | Rows | Fold | Pair | Push | All"
 
 
 class Agreed(NamedTuple):
-    """What a flow ends with: what all said, what my own message said after loss, what to keep."""
+    """What a flow ends with: what all said, what my own message said after loss, what to keep.
+
+    Who loses nothing need not keep ``mine`` apart from a tensor that the wire overwrites.
+    """
 
     mean: Tensor
     mine: Tensor

@@ -47,7 +47,7 @@ def alone(build: Build, batches: list[Batch], steps: int) -> dict[str, Tensor]:
     for k in range(steps):
         x, y = batches[k % len(batches)]
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return {name: p.detach() for name, p in model.named_parameters()}
 
@@ -79,9 +79,11 @@ def models(made: School) -> Tensor:
     return torch.stack(flat).detach()
 
 
+@functools.cache
 def lossless() -> list[Strategy]:
     """Whole replicas that send every step's gradient without loss, the order of messages apart."""
-    given = {**answers(), "partition": [parse("data").partition]}
+    plain = parse("auto")  # a route changes the order of a sum only, and lockstep runs none
+    given = {**answers(), "partition": [plain.partition], "collectives": [plain.collectives]}
     found = [s for s in map(legal, products(given)) if s is not None]
     exactly = [s for s in found if Trait.LOSSLESS in s.compression.traits]
     return [s for s in exactly if rules.sends_gradients(s) and s.synchrony.name == "bsp"]
@@ -149,26 +151,32 @@ def _share(batches: list[Batch], workers: int, worker: int) -> list[Batch]:
     return [(x.tensor_split(workers)[worker], y.tensor_split(workers)[worker]) for x, y in batches]
 
 
-@pytest.mark.parametrize("form", ["error_feedback(topk(0.25))", "error_feedback(powersgd(1))"])
-@pytest.mark.parametrize("order", ["wfbp", "priority(256)"])
-def test_error_feedback_loses_nothing_over_a_training_run(form: str, order: str) -> None:
-    if order.startswith("priority") and "powersgd" in form:
-        pytest.skip("a conflict, tested elsewhere")
-    made = school(f"{order}, {form}", workers=3)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wfbp, error_feedback(topk(0.25))",
+        "wfbp, error_feedback(powersgd(1))",
+        "priority(256), error_feedback(topk(0.25))",
+        "parameter_server, error_feedback(cast(bfloat16))",
+    ],
+)
+def test_error_feedback_loses_nothing_over_a_training_run(text: str) -> None:
+    made = school(text, workers=3)
+    atol = 1e-3 if "cast" in text else 1e-12  # 16 bits round the sum, not what each sent
     before = made.parameters()
     seen = [_watch(fish.model) for fish in made.fishes]
     made.train(uneven(), steps=7)
     for name, start in before.items():
         kept = [_residual(fish.mode.gradients, name, start) for fish in made.fishes]
         sent = sum(g[name] - k for g, k in zip(seen, kept, strict=True)) / 3
-        torch.testing.assert_close(made.parameters()[name], start - 0.1 * sent, rtol=0, atol=1e-12)
+        torch.testing.assert_close(made.parameters()[name], start - 0.1 * sent, rtol=0, atol=atol)
         assert any(k.any() for k in kept) or start.dim() == 1
 
 
 def _watch(model: nn.Module) -> dict[str, Tensor]:
     totals = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for name, p in model.named_parameters():
-        p.register_hook(functools.partial(_note, totals[name]))
+        p.register_hook(functools.partial(_note, totals[name]))  # type: ignore[no-untyped-call]
     return totals
 
 
@@ -240,10 +248,10 @@ def test_pairs_conserve_the_sum_of_parameters(workers: int) -> None:
 
 
 def test_all_workers_start_from_the_first_ones_weights() -> None:
-    model, _ = tiny()
+    zeroed = tiny()
     with torch.no_grad():
-        next(model.parameters()).zero_()
-    builds = iter([(model, None)])
+        next(zeroed[0].parameters()).zero_()
+    builds = iter([zeroed])
     made = School(parse("bsp"), workers=3, build=lambda: next(builds, None) or tiny())
     for worker in range(3):
         assert not made.parameters(worker)["0.weight"].any()

@@ -94,6 +94,28 @@ def test_a_script_must_be_a_file(tmp_path: Path) -> None:
             launch(command, LaunchOptions())
 
 
+def test_a_directory_must_be_one_that_can_be_used(script: str, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path, word in (
+        (Path(script), "is a file"),
+        (Path(script) / "below", "is a file"),
+        (loop, "leads nowhere"),
+        (tmp_path / "two\nlines", "cannot be printed"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            check([script], LaunchOptions(checkpoint=path))
+    check([script], LaunchOptions(checkpoint=tmp_path / "not" / "yet"))
+
+
+def test_an_interface_that_is_missing_is_refused(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    with pytest.raises(UsageError, match="nosuch0"):
+        check([script], LaunchOptions(workers=2))
+
+
 def test_a_port_in_use_is_refused_at_once(script: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

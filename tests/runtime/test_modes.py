@@ -149,7 +149,7 @@ def test_a_worker_meets_its_neighbours_and_the_choice_survives_saving() -> None:
 
 def test_in_a_pair_i_move_by_what_the_meeting_changed() -> None:
     """Another may have moved me while I waited: its change is kept."""
-    held = {"w": nn.Parameter(torch.zeros(2))}
+    held: dict[str, Tensor] = {"w": nn.Parameter(torch.zeros(2))}
     mode = seated("gossip, asp", held, workers=2)
     asks = mode.closing(lambda: None)
     next(asks)

@@ -35,7 +35,9 @@ class Table(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Mean over all samples."""
+        """Mean over all samples; NaN when a part of it is not finite."""
+        if self.bad_ranks():
+            return math.nan
         samples = sum(word.samples for word in self.words)
         return sum(word.loss for word in self.words) / samples if samples else math.nan
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.errors import BadArgument, UsageError
+from shoal.errors import UsageError
 from shoal.rules import Facts
 from shoal.runtime import capture, saving
 from shoal.runtime.clients import start_servers
+from shoal.runtime.inputs import Models, check_loss, read_models
 from shoal.runtime.join import World, agree_layout, join, leave
 from shoal.runtime.launcher import contract
 from shoal.runtime.objective import Loss, plain
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from shoal.runtime.settings import Options
 
 log = logging.getLogger("shoal")
-Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
 
 def distribute(
@@ -57,18 +56,18 @@ def distribute(
         options: see :class:`shoal.runtime.settings.Settings`.
     """
     settings = Settings.named(options)
-    models = _models(model, optimizer)
+    models = read_models(model, optimizer)
+    check_loss(loss)
     chosen = _strategy(strategy)
     if capture.wanted():
         return capture.stand_in(models, loss=loss, strategy=chosen, settings=settings)
-    for name, (_, used) in models.items():
-        _check_rates(name, used)
     world = join(backend=settings.backend, seconds=settings.timeout)
     chosen.bind(_facts(world, models, settings))
     if world.role == "server":
         serve(world, chosen, models)
         leave(world)
         raise SystemExit(0)
+    _agree(world, models, chosen, settings)  # before any exchange whose size depends on it
     start_servers(world, chosen.coordination.servers)
     recorder = Recorder(world.rank) if settings.timeline else NullRecorder(world.rank)
     mesh = None
@@ -77,7 +76,6 @@ def distribute(
 
         mesh = partitioned.mesh(chosen.partition, world.size)
     team = Team(world, chosen, settings, recorder, mesh)
-    _agree(world, models, chosen)
     replicas = {}
     for name, (module, used) in models.items():
         module.to(world.device)
@@ -90,47 +88,26 @@ def distribute(
     return run
 
 
-def _models(model: nn.Module | Models, optimizer: torch.optim.Optimizer | None) -> Models:
-    if isinstance(model, Mapping):
-        if optimizer is not None or not model:
-            raise UsageError("several models come as {name: (model, optimizer)}, and nothing else")
-        return model
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"distribute takes an nn.Module, not {type(model).__name__}")
-    if optimizer is None:
-        raise UsageError("distribute(model, optimizer): the optimizer is missing")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UsageError(
-            f"{type(model).__name__} has no trainable parameters: unfreeze some, or do not train it"
-        )
-    return {"model": (model, optimizer)}
-
-
 def _strategy(given: str | Strategy | None) -> Strategy:
     """The script's own wins, and says so when the command line disagrees."""
     told = os.environ.get(contract.STRATEGY) or None
     if given is None:
         if told in (None, AUTO):
             log.info("strategy auto: no planner yet, so all_reduce, bsp, wfbp, exact")
-        return parse(told or AUTO)
+        return _read(told or AUTO)
     own = parse(given) if isinstance(given, str) else given
     if not isinstance(own, Strategy):
         raise UsageError(f"strategy={given!r}: text or a Strategy")
-    if told is not None and parse(told) != own:
+    if told is not None and _read(told) != own:
         log.warning("the script sets its own strategy (%s), so --strategy %s is ignored", own, told)
     return own
 
 
-def _check_rates(name: str, optimizer: torch.optim.Optimizer) -> None:
-    for index, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if isinstance(value, float | Tensor) and key != "params":
-                number = float(value) if not isinstance(value, Tensor) else float(value.max())
-                if math.isnan(number) or (key == "lr" and math.isinf(number)):
-                    raise BadArgument(
-                        f"{key}={number} in group {index} of {name}'s optimizer",
-                        "it must be a finite number",
-                    )
+def _read(told: str) -> Strategy:
+    try:
+        return parse(told)
+    except UsageError as error:
+        raise UsageError(f"{contract.STRATEGY}={told!r}: {error}") from error
 
 
 def _facts(world: World, models: Models, settings: Settings) -> Facts:
@@ -144,16 +121,23 @@ def _facts(world: World, models: Models, settings: Settings) -> Facts:
     )
 
 
-def _agree(world: World, models: Models, strategy: Strategy) -> None:
-    """Everybody must have been given the same model, optimizer and strategy."""
+def _agree(world: World, models: Models, strategy: Strategy, settings: Settings) -> None:
+    """Everybody must have been given the same model, optimizer, strategy and settings."""
     facts = {"strategy": repr(strategy)}
+    for name in ("accumulate", "clip", "nonfinite", "every"):
+        facts[name] = repr(getattr(settings, name))
+    facts["checkpoint"] = "none" if settings.checkpoint is None else "some"
     for name, (module, used) in models.items():
         for key, p in module.named_parameters():
-            facts[f"{name}.{plain(key)}"] = f"{tuple(p.shape)} {p.dtype}"
+            frozen = "" if p.requires_grad else " frozen"
+            facts[f"{name}.{plain(key)}"] = f"{tuple(p.shape)} {p.dtype}{frozen}"
+        for key, b in module.named_buffers():
+            facts[f"{name}.{plain(key)}"] = f"{tuple(b.shape)} {b.dtype}"
         facts[f"{name} optimizer"] = type(used).__name__
         for index, group in enumerate(used.param_groups):
-            rest = {k: str(v) for k, v in sorted(group.items()) if k != "params"}
-            facts[f"{name} optimizer group {index}"] = str(rest)
+            for key, value in sorted(group.items()):
+                if key != "params":
+                    facts[f"{key} of {name} optimizer's group {index}"] = str(value)
     agree_layout(world, facts)
 
 
@@ -162,10 +146,14 @@ def _same_start(module: nn.Module, world: World) -> None:
     """All replicas start from rank 0's numbers."""
     if world.size == 1 or world.role != "worker":
         return
+    others = False
     for tensor in (*module.parameters(), *module.buffers()):
-        dense = tensor.detach().contiguous()
+        dense = tensor.detach().clone(memory_format=torch.contiguous_format)
         dist.broadcast(dense, 0)
+        others = others or not torch.equal(dense, tensor)
         tensor.copy_(dense)
+    if others:
+        log.info("rank %d had other weights than rank 0: rank 0's were taken", world.rank)
 
 
 def _cut(module: nn.Module, used: torch.optim.Optimizer, team: Team) -> Cut:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from shoal.data.batch import move
 from shoal.data.loader import make
+from shoal.data.options import whole
 from shoal.errors import UsageError
-from shoal.runtime.objective import judge
+from shoal.runtime.objective import Judged, judge
 
 if TYPE_CHECKING:
     from shoal.runtime.run import Run
@@ -35,11 +36,9 @@ def evaluate(
     run: Run, dataset: Any, batch_size: int, metrics: Mapping[str, Metric]
 ) -> dict[str, float]:
     """Mean loss and metrics over a dataset, each sample counted once."""
-    if "loss" in metrics:
-        raise UsageError("the metric 'loss' is always there: give yours another name")
-    loader = make(
-        dataset, max(batch_size, run.team.share.count), share=run.team.share, shuffle=False
-    )
+    _check_metrics(metrics)
+    size = max(whole("batch_size", batch_size, least=1), run.team.share.count)
+    loader = make(dataset, size, share=run.team.share, shuffle=False)
     replica = next(iter(run.replicas.values()))
     names = ["loss", *metrics]
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
@@ -50,9 +49,9 @@ def evaluate(
             if loader.mine == 0 and not run.team.strategy.partition.cuts:
                 continue
             judged = judge(replica.source.call, move(batch, run.device), run.loss)
-            found = [judged.loss, *(m(judged.output, judged.target) for m in metrics.values())]
+            found = [float(judged.loss), *(_measure(n, m, judged) for n, m in metrics.items())]
             if loader.mine:
-                values = torch.tensor([float(v) for v in found] + [1.0], dtype=torch.float64)
+                values = torch.tensor([*found, 1.0], dtype=torch.float64)
                 sums += values * loader.mine
         replica.model.train(training)
     if run.size > 1:
@@ -60,8 +59,18 @@ def evaluate(
     return {name: float(value / sums[-1]) for name, value in zip(names, sums[:-1], strict=True)}
 
 
-def _length(dataset: Any, otherwise: int) -> int:
-    try:
-        return len(dataset)
-    except TypeError:
-        return otherwise
+def _check_metrics(metrics: Any) -> None:
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise UsageError(f"metrics={metrics!r}: functions by name, as {{'accuracy': accuracy}}")
+    if "loss" in metrics:
+        raise UsageError("the metric 'loss' is always there: give yours another name")
+
+
+def _measure(name: str, metric: Metric, judged: Judged) -> float:
+    value = metric(judged.output, judged.target)
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise UsageError(
+            f"the metric {name!r} has shape {tuple(value.shape)}, not one number: return its mean "
+            "over the batch"
+        )
+    return float(value)

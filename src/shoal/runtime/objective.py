@@ -35,6 +35,26 @@ def judge(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Judged:
     return Judged(_scalar(found), output, target)
 
 
+def differentiate(loss: Any, scale: float) -> None:
+    """Add the gradients of ``scale`` times a loss; what has none is refused with the way out."""
+    scalar = _scalar(loss)
+    if not scalar.requires_grad or scalar.is_complex():
+        what = "a complex number" if scalar.is_complex() else "not connected to any parameter"
+        raise UsageError(
+            f"the loss is {what}, so it has no gradient: compute it from the model's output "
+            "without .detach(), .item(), torch.no_grad() or a comparison, and keep it real"
+        )
+    try:
+        (scalar if scale == 1 else scalar * scale).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise UsageError(
+            "run.backward came twice to one graph, which the first time used up: call run.forward "
+            "again, or add the losses and call run.backward on the sum"
+        ) from error
+
+
 def split_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
     """Inputs and target of a tuple batch."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from shoal.runtime import saving
 from shoal.runtime.evaluation import Metric, evaluate
 from shoal.runtime.explained import Explained
 from shoal.runtime.feed import Feed
-from shoal.runtime.objective import Loss, judge
+from shoal.runtime.objective import Loss, differentiate, judge
 from shoal.runtime.replica import Replica
 from shoal.runtime.step import Step
 from shoal.runtime.tally import Tally
@@ -97,6 +98,7 @@ class Run:
 
     def step(self, batch: Any) -> Step:
         """Forward, backward, exchange, update."""
+        self._refuse_if_closed()
         replica = next(iter(self.replicas.values()))
         if replica.pipeline is not None:
             self._pipe(replica, batch)
@@ -110,12 +112,14 @@ class Run:
         self._tally.open(mine, total)
         replica.begin()
         start = time.perf_counter()
-        parts = split(batch, self.team.settings.accumulate, rows=mine)
-        pieces = [move(piece, self.device) for piece in parts]
+        wanted = self.team.settings.accumulate
+        if wanted == 1:
+            wanted = min(mine, 2 * replica.pipeline.count)  # keep the stages busy
+        pieces = [move(piece, self.device) for piece in split(batch, wanted, rows=mine)]
         sizes = [count(piece) for piece in pieces]
         scales = [self._tally.scale(n, self.team.share.count) for n in sizes]
         loss = replica.source.flow_through(pieces, self.loss, scales)
-        share = self.team.share.count * mine / total if self._tally.together else 1.0
+        share = self.team.share.count * mine / total() if self._tally.together else 1.0
         self._tally.losses.append((loss / share, mine))
         self.team.recorder.add(
             "compute", "pipeline", start, time.perf_counter() - start, 0, self.steps
@@ -141,16 +145,25 @@ class Run:
             yield move(piece, self.device)
         self._tally.last = False
 
-    def _counts(self, batch: Any) -> tuple[int, int]:
-        """Samples in my batch, and in everybody's."""
+    def _counts(self, batch: Any) -> tuple[int, Callable[[], int]]:
+        """Samples in my batch, and in everybody's: known, or asked for while forward computes."""
         for feed in self.feeds:
             if feed.loader.last is batch:
-                return feed.loader.mine, feed.loader.total
+                return feed.loader.mine, partial(int, feed.loader.total)
         mine = count(batch)
         if self.team.share.count == 1 or not self._tally.together:
-            return mine, mine
+            return mine, partial(int, mine)
         copies = self.size // self.team.share.count  # tensor and pipe ranks see the same samples
-        return mine, round(self.agree(float(mine), how="sum") / copies)
+        self._hush()
+        told = torch.tensor(float(mine), dtype=torch.float64)
+        work = dist.all_reduce(told, async_op=True)
+        return mine, partial(_counted, told, work, copies)
+
+    def _hush(self) -> None:
+        """Wait until no other thread issues: collectives must come in one order on every rank."""
+        for replica in self.replicas.values():
+            if replica.engine is not None:
+                replica.engine.line.join()
 
     def forward(self, micro: Any) -> Tensor:
         """The loss of a micro-batch: the model's output against its target."""
@@ -174,10 +187,10 @@ class Run:
         if tally.last:
             for replica in self.replicas.values():
                 replica.arm(self.steps)
-        tally.losses.append((loss.detach(), samples))
         start = time.perf_counter()
         with self._explained("gradients"):
-            (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
+            differentiate(loss, scale)
+        tally.note(loss.detach(), samples)
         self._span("backward", start)
 
     def update(
@@ -189,6 +202,7 @@ class Run:
             name: which model, where there are several.
             closure: recomputes the loss and its gradients, for optimizers that ask (LBFGS).
         """
+        self._refuse_if_closed()
         replica = self._replica(name)
         with self._explained("update"):
             if closure is not None:
@@ -251,6 +265,7 @@ class Run:
         if self.size == 1:
             return float(value)
         with self._explained("agree"):
+            self._hush()
             told = torch.tensor(float(value), dtype=torch.float64)
             dist.all_reduce(told, op=_OPS[how])
         return float(told) / (self.size if how == "mean" else 1)
@@ -293,6 +308,13 @@ class Run:
             raise UnknownName("model", name, self.replicas)
         return self.replicas[name]
 
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise UsageError(
+                "this run is closed, and its peers may be gone: train inside the `with` block, or "
+                "call run.close() after the last step (evaluate and save may follow it)"
+            )
+
     def _own_loop(self, piece: str) -> None:
         if any(replica.pipeline is not None for replica in self.replicas.values()):
             raise UsageError(
@@ -306,6 +328,12 @@ class Run:
 
     def _explained(self, exchange: str) -> Explained:
         return Explained(self.team.world, self.steps, exchange)
+
+
+def _counted(told: Tensor, work: dist.Work | None, copies: int) -> int:
+    if work is not None:
+        work.wait()
+    return round(float(told) / copies)
 
 
 _OPS = {

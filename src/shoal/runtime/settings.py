@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from shoal.errors import BadArgument, UnknownName
 from shoal.runtime.launcher import contract
+from shoal.runtime.launcher.options import BACKENDS, unusable
 
 
 class Options(TypedDict, total=False):
@@ -62,10 +64,16 @@ class Settings:
                 raise BadArgument(f"{name}={value!r}", "a whole number >= 1")
         for name in ("clip", "timeout"):
             value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
+            if value is not None and not _positive(value):
                 raise BadArgument(f"{name}={value!r}", "a positive, finite number, or None")
         if self.nonfinite not in ("stop", "skip"):
             raise UnknownName("nonfinite policy", str(self.nonfinite), ("stop", "skip"))
+        if self.backend not in (None, *BACKENDS):
+            raise UnknownName("backend", str(self.backend), BACKENDS)
+        if self.logger is not None and not callable(getattr(self.logger, "log", None)):
+            raise BadArgument(f"logger={self.logger!r}", "it must have log(metrics, step)")
+        if self.checkpoint is not None:
+            _check_directory(self.checkpoint)
 
     @classmethod
     def named(cls, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
@@ -77,10 +85,21 @@ class Settings:
         for name in options:
             if name not in known:
                 raise UnknownName("option of distribute", name, known)
-        made = cls(**options)
-        if directory := environ.get(contract.CHECKPOINT):
-            made = replace(made, checkpoint=directory)
-        return made
+        directory = environ.get(contract.CHECKPOINT)
+        return cls(**{**options, "checkpoint": directory} if directory else options)
+
+
+def _positive(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf
+
+
+def _check_directory(given: object) -> None:
+    """Now, rather than when the first checkpoint is due."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise BadArgument(f"checkpoint={given!r}", "the path of a directory, or None")
+    if why := unusable(Path(given)):
+        raise BadArgument(f"checkpoint={os.fspath(given)!r}", f"{why}; choose another directory")
 
 
 Loss = Callable[..., Any]

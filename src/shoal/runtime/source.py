@@ -119,12 +119,26 @@ class Cut:
 
     def collect(self, agreement: Agreement) -> None:
         """Copy my part of the gradients in."""
+        self._cut_alike()
         grads = self.placed.local_gradients()
         for name, place in agreement.flats.places.items():
             if name in grads:
                 place.view.copy_(grads[name])
             else:
                 place.view.zero_()
+
+    @torch.no_grad()
+    def _cut_alike(self) -> None:
+        """Gradients as their parameters are: torch may leave one whole whose parameter is cut."""
+        from torch.distributed.tensor import DTensor
+
+        for p in self.model.parameters():
+            grad = p.grad
+            if isinstance(p, DTensor) and isinstance(grad, DTensor):
+                if grad.placements != p.placements:
+                    p.grad = grad.redistribute(p.device_mesh, p.placements)
+            elif grad is None and p.requires_grad:
+                p.grad = torch.zeros_like(p)  # another replica may have one
 
     def deliver(self, agreement: Agreement) -> None:
         """Copy the agreed part back to where torch keeps it."""

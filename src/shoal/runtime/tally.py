@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.runtime.control import Word
@@ -22,18 +23,26 @@ class Tally:
     def __init__(self, *, weighted: bool, together: bool) -> None:
         self.weighted = weighted
         self.together = together
+        self.noted = 0  # batches opened and losses noted, ever
         self.clear()
 
     def clear(self) -> None:
         """A new step."""
-        self.mine = self.total = self.micro = 0
+        self.mine = self.micro = 0
+        self.total: Callable[[], int] = int
         self.known = False
         self.last = False
         self.losses: list[tuple[Tensor, int]] = []
 
-    def open(self, mine: int, total: int) -> None:
-        """A step over a batch whose size is known."""
+    def open(self, mine: int, total: Callable[[], int]) -> None:
+        """A step over a batch of ``mine`` samples here and ``total()`` everywhere."""
         self.mine, self.total, self.known = mine, total, True
+        self.noted += 1
+
+    def note(self, loss: Tensor, samples: int) -> None:
+        """The backward of a micro-batch ran."""
+        self.losses.append((loss, samples))
+        self.noted += 1
 
     def scale(self, samples: int, workers: int) -> float:
         """Factor of a micro-batch's mean loss, so that agreed gradients are the exact mean."""
@@ -41,7 +50,7 @@ class Tally:
             return 1 / workers if self.weighted else 1.0
         if not self.together:
             return samples / self.mine
-        return samples / self.total * (1 if self.weighted else workers)
+        return samples / self.total() * (1 if self.weighted else workers)
 
     def word(self) -> Word:
         """My word on the step."""

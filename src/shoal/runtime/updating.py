@@ -7,6 +7,7 @@ comes before, the update after. Losses are scaled by samples only, so no unscali
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,11 +16,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from shoal.errors import UsageError
 from shoal.runtime.control import Table, nonfinite
 from shoal.runtime.replica import Replica
 from shoal.runtime.step import Step
 from shoal.runtime.tally import Tally
 from shoal.runtime.team import Team
+
+log = logging.getLogger("shoal")
 
 
 class Updater:
@@ -33,9 +37,11 @@ class Updater:
     def __init__(self, team: Team, tally: Tally) -> None:
         self.team = team
         self.tally = tally
+        self._seen: dict[Replica, int] = {}
 
     def update(self, replica: Replica, number: int) -> Step:
         """Agree on gradients and loss, then update or skip."""
+        self._refuse_if_nothing_new(replica)
         word = self.tally.word()
         ask = replica.agree(word, number) or partial(Table, (word,))
         early = replica.early is not None
@@ -51,14 +57,29 @@ class Updater:
         self.tally.clear()
         return Step(number, ask, skipped=skip, norm=norm)
 
+    def _refuse_if_nothing_new(self, replica: Replica) -> None:
+        # One backward may serve several models, so it counts for each until it was updated.
+        if self.tally.noted == self._seen.get(replica, 0):
+            raise UsageError(
+                "run.update, but run.backward was not called since the last update: call "
+                "run.backward(loss), not loss.backward(), which would weigh samples wrongly"
+            )
+        self._seen[replica] = self.tally.noted
+
     def _bad_losses(self, table: Table, number: int) -> bool:
         bad = table.bad_ranks()
         if not bad:
             return False
+        ranks = bad if len(table.words) > 1 else [self.team.world.rank]
         if self.team.settings.nonfinite == "stop":
-            ranks = bad if len(table.words) > 1 else [self.team.world.rank]
             raise nonfinite("the loss", number, ranks)
+        self._skipped("the loss", number, ranks)
         return True
+
+    def _skipped(self, what: str, number: int, ranks: list[int]) -> None:
+        if self.team.world.is_main or ranks == [self.team.world.rank]:
+            who = f"rank {', '.join(map(str, ranks))}" if ranks else "all ranks"
+            log.warning("step %d is skipped: %s is NaN or inf on %s", number, what, who)
 
     def _norm(self, replica: Replica, number: int) -> float | None:
         """Of the agreed gradient, where somebody needs it; the same on every worker."""
@@ -68,6 +89,8 @@ class Updater:
         norm = replica.norm()
         if not math.isfinite(norm) and settings.nonfinite == "stop":
             raise nonfinite("the gradient", number, [])
+        if not math.isfinite(norm):
+            self._skipped("the gradient", number, [])
         return norm
 
     def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:

@@ -19,7 +19,7 @@ class Trait(Flag):
     LOSSLESS = auto()  # the mean of what was sent is the mean of what was meant
     UNBIASED = auto()  # so in expectation
     CONTRACTIVE = auto()  # what is lost is shorter than what was meant: error feedback converges
-    CONSERVING = auto()  # what was not sent is kept and sent later
+    CONSERVING = auto()  # what was not sent is kept, as the state's first item, and sent later
     SLICEABLE = auto()  # may be applied to any flat piece of a tensor
     ELEMENTWISE = auto()  # acts on each entry alone: a whole bucket may be one value
     ONE_SHOT = auto()  # a single ask, decoded by ``add`` wherever it arrives

@@ -1,1 +1,4 @@
-"""How worker processes are started, watched and stopped; nothing here imports torch at load."""
+"""How worker processes are started, watched and stopped, and where they meet.
+
+Only ``meeting`` needs torch when it is loaded: what can be refused is refused without it.
+"""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import UnknownName, UsageError
-from shoal.runtime.launcher.interfaces import is_local
+from shoal.runtime.launcher.interfaces import gloo_choice, is_local
 
 OUTPUTS = ("main", "all")
 DEATHS = ("fail", "shrink", "replace")
@@ -82,6 +82,7 @@ def check(command: Sequence[str], options: LaunchOptions) -> None:
     _check_script(command)
     _check_choices(options)
     _check_places(options)
+    gloo_choice()  # raises when GLOO_SOCKET_IFNAME names no interface
     if options.nodes > 1:
         _check_nodes(options)
     elif options.node_rank != 0 or options.master:
@@ -136,15 +137,19 @@ def _check_places(options: LaunchOptions) -> None:
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port {options.port}: a port lies between 1 and 65535, or 0 for any")
     for name, path in (("--dir", options.directory), ("--checkpoint", options.checkpoint)):
-        if path is not None and (why := _unusable(path)):
+        if path is not None and (why := unusable(path)):
             raise UsageError(f"{name} {path}: {why}; choose another directory")
 
 
-def _unusable(path: Path) -> str | None:
+def unusable(path: Path) -> str | None:
     """Why files cannot be made in a directory, which need not exist yet."""
+    if not str(path).isprintable():
+        return "its name has characters that cannot be printed"
     try:
+        if path.is_symlink() and not path.exists():
+            return "is a link that leads nowhere"
         nearest = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    except OSError as error:  # a name too long, or a loop of links
+    except OSError as error:  # a name too long
         return str(error.strerror)
     if not nearest.is_dir():
         return f"{nearest} is a file, not a directory"

@@ -1,0 +1,176 @@
+"""Say in words what each worker will do in one step, and what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal import rules
+from shoal.axes.compression import Compressor, Trait, Value
+from shoal.axes.coordination import spectral_gap
+from shoal.flow import All, Ask, Gather, Mean, alone, drive
+from shoal.strategy import Strategy
+
+SIDE = 512  # of the matrix on which a compressor's messages are measured
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a strategy means.
+
+    Attributes:
+        strategy: as one types it.
+        workers: for how many ranks.
+        step: what a worker does in one step, in order.
+        sends: what goes over the wire.
+        advice: legal but unwise.
+    """
+
+    strategy: str
+    workers: int
+    step: tuple[str, ...]
+    sends: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [self.strategy, "", f"In one step each of {self.workers} workers"]
+        lines += [f"  {number}. {text}" for number, text in enumerate(self.step, 1)]
+        lines += ["", "Sent"] + [f"  - {text}" for text in self.sends]
+        if self.advice:
+            lines += ["", "Advice"] + [f"  - {text}" for text in self.advice]
+        return "\n".join(lines)
+
+
+def explain(strategy: Strategy, workers: int) -> Explanation:
+    """Explain a strategy for so many ranks; raises if their degrees do not fit.
+
+    >>> from shoal.strategy import parse
+    >>> print(explain(parse("local(8)"), 4).step[-1])
+    on every 8th step agrees with all on what its 8 steps changed, and takes the mean change
+    """
+    replicas = strategy.partition.replicas(workers)
+    return Explanation(
+        repr(strategy),
+        workers,
+        tuple(_step(strategy, replicas)),
+        tuple(_sends(strategy, replicas)),
+        strategy.advice(),
+    )
+
+
+def _step(s: Strategy, replicas: int) -> Iterator[str]:
+    yield from _cut(s, replicas)
+    if s.coordination.sends == "parameter" and s.synchrony.waits:
+        yield "sends its model to its neighbours while it computes"
+    yield "computes the loss and the gradient of its part of the batch"
+    if replicas == 1:
+        yield "updates its model: there is nobody to agree with"
+    elif rules.sends_gradients(s):
+        yield _when(s)
+        yield "updates its model with the agreed gradient, as all others do with theirs"
+    elif s.synchrony.waits and s.coordination.sends == "parameter":
+        yield f"takes its own step, then moves to its mix of neighbours' models{_every(s)}"
+    elif s.synchrony.waits:
+        yield "takes its own step"
+        h = s.synchrony.period
+        yield (
+            f"on every {h}th step agrees with all on what its {h} steps changed, "
+            "and takes the mean change"
+        )
+    elif s.coordination.via == "server":
+        yield from _push(s)
+    else:
+        yield "takes its own step"
+        yield "meets one random neighbour: both move to their mean; nobody else waits"
+
+
+def _cut(s: Strategy, replicas: int) -> Iterator[str]:
+    p = s.partition
+    each = f" of {p.ranks} ranks each" if p.cuts else ""
+    yield f"takes its part of the global batch: {replicas} replicas{each}, weighted by samples"
+    if p.shard > 1:
+        yield f"gathers each layer's parameters from {p.shard} shards when it needs them (FSDP2)"
+    if p.tensor > 1:
+        yield f"computes its {p.tensor}th of each layer and sums inside the layer (DTensor)"
+    if p.pipe > 1:
+        yield f"runs one of {p.pipe} stages and passes activations on, micro-batch by micro-batch"
+
+
+def _when(s: Strategy) -> str:
+    if s.scheduling.early:
+        how = "in slices, first layers first; a layer's next forward starts when its own arrived"
+    elif s.scheduling.overlaps:
+        how = "while backward still computes earlier layers"
+    else:
+        how = "after backward"
+    whom = {"collective": "all others", "server": "all others, through the servers"}
+    return f"agrees with {whom[s.coordination.via]} on the gradient, {how}"
+
+
+def _every(s: Strategy) -> str:
+    return f", every {s.synchrony.period}th step" if s.synchrony.period > 1 else ""
+
+
+def _push(s: Strategy) -> Iterator[str]:
+    yield "pushes its gradient to the servers, which take an optimizer step with 1/n of it"
+    if s.synchrony.free:
+        yield "pulls the servers' model and goes on: it waits for nobody"
+    else:
+        bound = int(s.synchrony.staleness)
+        yield f"waits if it is more than {bound} steps ahead of the slowest, then pulls the model"
+
+
+def _sends(s: Strategy, replicas: int) -> Iterator[str]:
+    if replicas == 1:
+        yield "nothing between replicas"
+        return
+    asks, each = measured(s.compression)
+    what = "gradient" if rules.sends_gradients(s) else "change"
+    what = "model" if s.coordination.sends == "parameter" else what
+    lossy = "nothing is lost" if Trait.LOSSLESS in s.compression.traits else "lossy"
+    if Trait.CONSERVING in s.compression.traits:
+        lossy = "what is not sent is kept and sent later"
+    yield f"the {what} in the form {s.compression}: {each:.3g} bytes a number ({lossy})"
+    yield f"{asks} message{'s' if asks > 1 else ''} for each bucket, {_route(s, replicas)}"
+    if s.coordination.via == "peers":
+        gap = spectral_gap(s.coordination.mixing(replicas, 0))
+        yield f"disagreement between workers shrinks by {gap:.0%} a round (spectral gap)"
+
+
+def _route(s: Strategy, replicas: int) -> str:
+    if s.coordination.via == "server":
+        servers = s.coordination.servers
+        return f"to {servers} server{'s' if servers > 1 else ''}, which never run the loop"
+    if s.coordination.via == "peers":
+        return "to neighbours only"
+    if Trait.SUMS not in s.compression.traits:
+        return f"gathered from all {replicas}, for they cannot be summed"
+    return f"summed over all {replicas} by the route {s.collectives}"
+
+
+def measured(compressor: Compressor) -> tuple[int, float]:
+    """Asks, and bytes for each number, of a matrix of float32: counted on a real message."""
+    value = Value(torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)), "matrix")
+    sizes: list[int] = []
+
+    def answer(ask: Ask) -> object:
+        sizes.append(sum(t.numel() * t.element_size() for t in _tensors(ask)))
+        return alone(ask)
+
+    drive(compressor.flow(value, compressor.init(value), 0), answer)
+    return len(sizes), sum(sizes) / value.tensor.numel()
+
+
+def _tensors(ask: Ask) -> list[Tensor]:
+    match ask:
+        case Mean(tensor):
+            return [tensor]
+        case Gather(parts):
+            return list(parts)
+        case All(asks):
+            return [tensor for one in asks for tensor in _tensors(one)]
+        case _:
+            return []

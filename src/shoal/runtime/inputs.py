@@ -1,0 +1,84 @@
+"""What ``distribute`` is given, refused before anybody is met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import BadArgument, UsageError
+
+Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
+
+
+def read_models(model: Any, optimizer: Any) -> Models:
+    """One model or several, each with an optimizer over its parameters and nothing else."""
+    if isinstance(model, Mapping):
+        if optimizer is not None or not model:
+            raise UsageError("several models come as {name: (model, optimizer)}, and nothing else")
+        for name, pair in model.items():
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise UsageError(f"{name!r}: {type(pair).__name__}, not (model, optimizer)")
+        models = {name: (module, used) for name, (module, used) in model.items()}
+    else:
+        models = {"model": (model, optimizer)}
+    for name, (module, used) in models.items():
+        _check_pair(module, used)
+        _check_rates(name, used)
+    return models
+
+
+def check_loss(loss: Any) -> None:
+    """None or something to call."""
+    if loss is not None and not callable(loss):
+        raise BadArgument(
+            f"loss={loss!r}", "a function (output, target) -> scalar, or None for the model's own"
+        )
+
+
+def _check_pair(module: Any, used: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"distribute takes an nn.Module, not {_kind(module)}")
+    if used is None:
+        raise UsageError("distribute(model, optimizer): the optimizer is missing")
+    if not isinstance(used, torch.optim.Optimizer):
+        raise UsageError(f"distribute takes a torch.optim.Optimizer, not {_kind(used)}")
+    own = {id(p) for p in module.parameters()}
+    if not any(p.requires_grad for p in module.parameters()):
+        has = "no trainable parameters: unfreeze some" if own else "no parameters: give it some"
+        raise UsageError(f"{_kind(module)} has {has}, or do not train it")
+    held = [p for group in used.param_groups for p in group["params"]]
+    strange = [tuple(p.shape) for p in held if id(p) not in own]
+    if strange:
+        raise UsageError(
+            f"{len(strange)} of the {len(held)} parameters of the {_kind(used)} are not in the "
+            f"{_kind(module)} (the first has shape {strange[0]}): nobody would agree on them, and "
+            "workers would drift apart; build the optimizer from model.parameters(), or make them "
+            "part of the model"
+        )
+
+
+def _kind(given: Any) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+
+
+def _check_rates(name: str, optimizer: torch.optim.Optimizer) -> None:
+    for index, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            number = _number(value)
+            negative = key == "lr" and number < 0
+            if math.isnan(number) or negative or (key == "lr" and math.isinf(number)):
+                raise BadArgument(
+                    f"{key}={number} in group {index} of {name}'s optimizer",
+                    "it must be a finite number, and a learning rate not negative",
+                )
+
+
+def _number(value: Any) -> float:
+    """A setting of an optimizer as a number; 0 where it is none, or has no storage to look at."""
+    if isinstance(value, Tensor) and not value.is_meta and value.numel() == 1:
+        return float(value)
+    return float(value) if isinstance(value, int | float) else 0.0
