@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from shoal import rules
 from shoal.axes.compression import Compressor, Trait, Value
 from shoal.axes.coordination import spectral_gap
-from shoal.flow import All, Ask, Gather, Mean, alone, drive
+from shoal.flow import Ask, alone, drive, nbytes
 from shoal.strategy import Strategy
 
 SIDE = 512  # of the matrix on which a compressor's messages are measured
@@ -157,20 +156,8 @@ def measured(compressor: Compressor) -> tuple[int, float]:
     sizes: list[int] = []
 
     def answer(ask: Ask) -> object:
-        sizes.append(sum(t.numel() * t.element_size() for t in _tensors(ask)))
+        sizes.append(nbytes(ask))
         return alone(ask)
 
     drive(compressor.flow(value, compressor.init(value), 0), answer)
     return len(sizes), sum(sizes) / value.tensor.numel()
-
-
-def _tensors(ask: Ask) -> list[Tensor]:
-    match ask:
-        case Mean(tensor):
-            return [tensor]
-        case Gather(parts):
-            return list(parts)
-        case All(asks):
-            return [tensor for one in asks for tensor in _tensors(one)]
-        case _:
-            return []

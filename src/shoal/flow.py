@@ -113,6 +113,25 @@ def alone(ask: Ask) -> Any:
             raise UsageError(f"one worker has nobody to answer {type(ask).__name__}")
 
 
+def nbytes(ask: Ask) -> int:
+    """Bytes that an ask puts on the wire."""
+    return sum(t.numel() * t.element_size() for t in _tensors(ask))
+
+
+def _tensors(ask: Ask) -> list[Tensor]:
+    match ask:
+        case Mean(tensor):
+            return [tensor]
+        case Rows(tensor):
+            return [tensor._indices(), tensor._values()]
+        case Gather(parts=parts) | Pair(parts=parts) | Fold(parts=parts):
+            return list(parts)
+        case Push(parts):
+            return [tensor for message in parts.values() for tensor in message]
+        case All(asks):
+            return [tensor for one in asks for tensor in _tensors(one)]
+
+
 def together(flows: Iterable[Flow]) -> Generator[Ask, Any, list[Agreed]]:
     """Run flows in step: their i-th asks travel as one message.
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from shoal.data import randomness
 from shoal.data.batch import cut
+from shoal.data.collating import Named, Read
 from shoal.data.options import Collate, Options
 from shoal.data.order import Share, Span, mix, part
 from shoal.errors import CheckpointMismatch, UsageError
@@ -43,6 +44,9 @@ class Samples(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """All samples of a batch, by the dataset's own ``__getitems__`` if it has one."""
+        return Read(self._read(indices), indices)
+
+    def _read(self, indices: list[int]) -> list[Any]:
         if self._seed is not None:
             with randomness.borrowed():
                 return self._one_by_one(indices)
@@ -92,7 +96,9 @@ class Reader(IterableDataset[Any]):
             if drops and len(taken) < size:
                 return
             mine = part(Span(0, len(taken)), self._plan.share)
-            yield taken[mine.start : mine.stop] or taken[:1], len(taken)
+            places = range(self._position - len(taken), self._position)
+            kept = taken[mine.start : mine.stop] or taken[:1]
+            yield Read(kept, places[mine.start : mine.stop] or places[:1]), len(taken)
 
     def _skip(self, samples: Iterator[Any]) -> None:
         while self._position < self._start:
@@ -144,7 +150,7 @@ def opened(dataset: Dataset[Any], plan: Cut, *, key: tuple[int, ...], **asks: An
     Its generator is its own: DataLoader would otherwise draw from the one that dropout uses.
     """
     options = plan.options
-    collate: Any = options.collate or default_collate
+    collate: Any = Named(options.collate or default_collate)
     if isinstance(dataset, Reader):
         collate = Sized(collate)
     return DataLoader(

@@ -92,9 +92,9 @@ class Agreement:
         return {"round": self.round, "states": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off."""
-        self.round = int(state["round"])
-        self.states = dict(state["states"])
+        """Take up where ``state_dict`` left off; of an empty state, begin anew."""
+        self.round = int(state.get("round", 0))
+        self.states = dict(state.get("states", {}))
 
 
 def _put(value: Tensor, into: Tensor) -> None:

@@ -7,33 +7,16 @@ are there. Tasks are issued in plan order, so that every rank enters collectives
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor
 
 from shoal.axes.compression import Trait
 from shoal.errors import UsageError
-from shoal.flow import Ask
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.line import Inline, Suspended, Thread
-from shoal.timeline.record import Recorder
-from shoal.wire.pending import Pending, Wire, Works
-
-
-class Stamped(NamedTuple):
-    """An answer under way whose arrival is noted."""
-
-    pending: Pending
-    arrived: Callable[[], None]
-
-    def wait(self) -> object:
-        """Wait, and note it unless the work's own callback did."""
-        answer = self.pending.wait()
-        self.arrived()
-        return answer
+from shoal.wire.pending import Wire
 
 
 class Engine:
@@ -43,22 +26,14 @@ class Engine:
         agreement: the gradients and their tasks.
         wire: who answers.
         parameters: by the names that the agreement uses.
-        recorder: where exchange spans go.
     """
 
     def __init__(
-        self,
-        agreement: Agreement,
-        wire: Wire,
-        *,
-        parameters: Mapping[str, Tensor],
-        recorder: Recorder,
+        self, agreement: Agreement, wire: Wire, *, parameters: Mapping[str, Tensor]
     ) -> None:
         self.agreement = agreement
         self.wire = wire
         self.parameters = parameters
-        self.recorder = recorder
-        self.step = 0
         self.live = False
         self._views = {name: agreement.flats.places[name].view for name in parameters}
         self._tasks_of: dict[str, list[int]] = {name: [] for name in parameters}
@@ -81,9 +56,8 @@ class Engine:
         self._missing = [len(set(task.names)) for task in self.agreement.tasks]
         self._here: set[str] = set()
 
-    def arm(self, step: int) -> None:
+    def arm(self) -> None:
         """The backward to come is the last of the step: gradients may leave as they arrive."""
-        self.step = step
         self.live = True
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
@@ -114,10 +88,7 @@ class Engine:
             self._next += 1
 
     def _start(self, index: int) -> None:
-        task = self.agreement.tasks[index]
-        note = partial(self._note, f"exchange {index}", task.task.nbytes)
-        watched = note if self.recorder.enabled else None
-        self._open[index] = Suspended(self.agreement.flow(index), self.wire, watched)
+        self._open[index] = Suspended(self.agreement.flow(index), self.wire)
         if self._lag is not None and index >= self._lag:
             self._finish(index - self._lag)
 
@@ -125,20 +96,6 @@ class Engine:
         suspended = self._open[index]
         if suspended is not None:
             suspended.finish()
-
-    def _note(self, name: str, nbytes: int, ask: Ask, pending: Pending) -> Pending:
-        start, step = time.perf_counter(), self.step
-        noted: list[bool] = []
-
-        def arrived(*_: object) -> None:
-            if not noted:
-                noted.append(True)
-                seconds = time.perf_counter() - start
-                self.recorder.add("exchange", name, start, seconds, nbytes, step)
-
-        if isinstance(pending, Works) and pending.works:
-            pending.works[-1].get_future().add_done_callback(arrived)
-        return Stamped(pending, arrived)
 
     def send_rest(self) -> tuple[str, ...]:
         """Backward is over: issue what has not left yet; return whose gradient never came."""

@@ -35,3 +35,4 @@ class Explained:
             better = alarm.explain(self._world, error)
             if better is not error:
                 raise better from error
+        alarm.progress(self._step)  # computing again

@@ -41,7 +41,7 @@ from shoal.runtime.launcher.workers import Place, Worker
 __all__ = ["LaunchOptions", "launch", "torchrun_command"]
 
 FOLLOW_SECONDS = 5.0
-INTERRUPT_SECONDS = 0.8
+INTERRUPT_SECONDS = 0.4
 TERMINATE_SECONDS = 5.0
 STOP_SECONDS = 1.0
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shoal.flow import Ask
 from shoal.runtime.modes import Asks
 from shoal.wire.pending import Pending, Wire
 
@@ -24,17 +23,13 @@ class Suspended:
     Args:
         flow: to run.
         wire: who answers.
-        issued: told of each ask and its answer under way, for the timeline.
     """
 
-    __slots__ = ("_flow", "_issued", "_pending", "_wire")
+    __slots__ = ("_flow", "_pending", "_wire")
 
-    def __init__(
-        self, flow: Asks, wire: Wire, issued: Callable[[Ask, Pending], Pending] | None = None
-    ) -> None:
+    def __init__(self, flow: Asks, wire: Wire) -> None:
         self._flow = flow
         self._wire = wire
-        self._issued = issued
         self._pending: Pending | None = None
         self._advance(None)
 
@@ -44,8 +39,7 @@ class Suspended:
         except StopIteration:
             self._pending = None
             return
-        pending = self._wire.ask(ask)
-        self._pending = self._issued(ask, pending) if self._issued else pending
+        self._pending = self._wire.ask(ask)
 
     def finish(self) -> None:
         """Wait for answers until the flow ends."""

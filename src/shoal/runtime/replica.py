@@ -22,6 +22,7 @@ from shoal.runtime.modes import Mode, choose
 from shoal.runtime.peers import PairWire
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.team import Team
+from shoal.runtime.watch import Watched
 from shoal.wire.pending import Wire
 from shoal.wire.served import ServedWire
 
@@ -43,7 +44,8 @@ class Replica:
         self.model = source.model
         self.optimizer = optimizer
         self.team = team
-        self.wire = wire
+        self.carrier = wire
+        self.wire = Watched(wire, team.recorder)
         self.engine: Engine | None = None
         self.early: EarlyUpdates | None = None
         self._opened: list[Suspended] = []
@@ -63,9 +65,7 @@ class Replica:
         self.parameters = {name: p for name, p in named.items() if id(p) not in sparse}
         mode = choose(team.strategy, self.parameters, team.seat, self.source.collect)
         if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:
-            self.engine = Engine(
-                mode.gradients, self.wire, parameters=self.parameters, recorder=team.recorder
-            )
+            self.engine = Engine(mode.gradients, self.wire, parameters=self.parameters)
             if team.strategy.scheduling.early:
                 self.early = EarlyUpdates(self.model, self.optimizer, self.engine)
         return mode
@@ -96,17 +96,18 @@ class Replica:
             kept = {k: v for k, v in state["states"].items() if k.partition("[")[0] in known}
             self.mode.load_state_dict({**state, "states": kept})
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """The step starts: send what may travel from here on."""
+        self.wire.step = step
         self.replan()
         self._opened = [Suspended(flow, self.wire) for flow in self.mode.opening()]
 
-    def arm(self, step: int) -> None:
+    def arm(self) -> None:
         """The last backward of the step comes next."""
         if self.early is not None:
             self.early.drain()
         if self.engine is not None and self.team.strategy.scheduling.overlaps:
-            self.engine.arm(step)
+            self.engine.arm()
 
     def agree(self, word: Word, step: int) -> Callable[[], Table] | None:
         """After backward: agree on gradients and on everybody's word; None where nobody waits.
@@ -117,7 +118,7 @@ class Replica:
             return None
         if not (self.team.strategy.synchrony.waits and self.mode.due()):
             return None
-        unused = self._send(step)
+        unused = self._send()
         asked: list[Asked] = []
         word = word._replace(unused=len(unused))
 
@@ -140,10 +141,9 @@ class Replica:
             self._drop_absent(set(unused))
         return lambda: table
 
-    def _send(self, step: int) -> tuple[str, ...]:
+    def _send(self) -> tuple[str, ...]:
         """Put the rest of the gradients on the wire; return whose never came."""
         if self.engine is not None:
-            self.engine.step = step
             rest = self.engine.send_rest()
             return rest + tuple(n for n, p in self.sparse.items() if p.grad is None)
         if self.mode.gradients is not None and self.team.seat.workers > 1:
@@ -186,7 +186,7 @@ class Replica:
 
     def _alone(self) -> AbstractContextManager[object]:
         """Where peers may move my parameters, they wait while I do."""
-        return self.wire.lock if isinstance(self.wire, PairWire) else nullcontext()
+        return self.carrier.lock if isinstance(self.carrier, PairWire) else nullcontext()
 
     def clear(self) -> None:
         """Forget gradients; the next backward writes new ones into the same places."""
@@ -223,11 +223,11 @@ class Replica:
 
     def _pull(self) -> None:
         """Where a server holds the model that counts, everybody takes it."""
-        if self.team.strategy.synchrony.waits or not isinstance(self.wire, ServedWire):
+        if self.team.strategy.synchrony.waits or not isinstance(self.carrier, ServedWire):
             return
         dist.barrier()  # nobody pushes any more
         mine = self.source.trainable()
-        for name, value in self.wire.pull().items():
+        for name, value in self.carrier.pull().items():
             mine[name].copy_(value)
 
     def leave(self) -> None:

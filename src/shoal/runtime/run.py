@@ -110,7 +110,7 @@ class Run:
     def _pipe(self, replica: Replica, batch: Any) -> None:
         mine, total = self._counts(batch)
         self._tally.open(mine, total)
-        replica.begin()
+        replica.begin(self.steps)
         start = time.perf_counter()
         wanted = self.team.settings.accumulate
         if wanted == 1:
@@ -136,7 +136,7 @@ class Run:
         mine, total = self._counts(batch)
         self._tally.open(mine, total)
         for replica in self.replicas.values():
-            replica.begin()
+            replica.begin(self.steps)
         parts = parts or self.team.settings.accumulate
         pieces = [batch] if parts == 1 else split(batch, parts, rows=mine)
         for index, piece in enumerate(pieces if mine else []):
@@ -186,7 +186,7 @@ class Run:
         scale = tally.scale(samples, self.team.share.count)
         if tally.last:
             for replica in self.replicas.values():
-                replica.arm(self.steps)
+                replica.arm()
         start = time.perf_counter()
         with self._explained("gradients"):
             differentiate(loss, scale)

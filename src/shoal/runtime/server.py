@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import PeerLost
 from shoal.flow import Add
 from shoal.runtime.join import World
 from shoal.runtime.objective import plain
+from shoal.runtime.state import load_optimizer, optimizer_state
 from shoal.runtime.store import Clocks, ModelStore
 from shoal.runtime.summation import Summation
 from shoal.strategy import Strategy
@@ -41,7 +43,8 @@ class Service:
     ) -> None:
         add = strategy.compression.add or _refuse
         self.world = world
-        self.named = {plain(n): p for n, p in model.named_parameters() if p.requires_grad}
+        self.all = {plain(n): p for n, p in model.named_parameters()}
+        self.named = {name: p for name, p in self.all.items() if p.requires_grad}
         self.sums = Summation(world.workers, add)
         self.store = ModelStore(self.named, optimizer, add=add, workers=world.workers)
         self.clocks = Clocks(range(world.workers), strategy.synchrony.staleness)
@@ -52,6 +55,8 @@ class Service:
             "begin": self._begin,
             "push": self._push,
             "pull": self._pull,
+            "state": self._state,
+            "load": self._load,
         }
 
     def serve(self) -> None:
@@ -123,6 +128,20 @@ class Service:
         with self._changed:
             self._changed.wait_for(lambda: self._begun)
             return self._model(message.facts["names"])
+
+    def _state(self, worker: int, message: Message) -> Reply:
+        """What the optimizer remembers of the parameters that live here, for a checkpoint."""
+        with self._changed:
+            tree, tensors = flatten(optimizer_state(self.store.optimizer, self.all), "optimizer")
+            copies = [t.detach().clone() for t in tensors.values()]
+        return "state", {"tree": tree, "names": list(tensors)}, copies
+
+    def _load(self, worker: int, message: Message) -> Reply:
+        given = dict(zip(message.facts["names"], message.tensors, strict=True))
+        state = unflatten(message.facts["tree"], given.__getitem__)
+        with self._changed:
+            load_optimizer(self.store.optimizer, self.all, state)
+        return "loaded", {}, []
 
     def _model(self, names: list[str]) -> Reply:
         model = self.store.model()

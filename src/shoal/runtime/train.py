@@ -5,21 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from shoal.data.options import Options as LoaderOptions
+from shoal.errors import UnknownName
 from shoal.runtime.distribute import distribute
 from shoal.runtime.objective import Loss
 from shoal.runtime.run import Run
+from shoal.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from shoal.runtime.feed import Feed
     from shoal.runtime.step import Step
     from shoal.strategy import Strategy
 
-LOADER = ("epochs", "seed", "shuffle", "drop_last", "collate", "processes", "prefetch", "augments")
+LOADER = tuple(field.name for field in fields(LoaderOptions))
+OPTIONS = (*LOADER, *(field.name for field in fields(Settings)))
 
 
 def train(
@@ -43,6 +48,9 @@ def train(
         strategy: what to do; None takes the command line's, or ``auto``.
         options: of the loader (epochs, seed, ...) and of ``distribute`` (clip, checkpoint, ...).
     """
+    for name in options:
+        if name not in OPTIONS:
+            raise UnknownName("option of train", name, OPTIONS)
     feeding = {key: options.pop(key) for key in LOADER if key in options}
     run = distribute(model, optimizer, loss=loss, strategy=strategy, **options)
     with run:

@@ -41,11 +41,13 @@ class Updater:
 
     def update(self, replica: Replica, number: int) -> Step:
         """Agree on gradients and loss, then update or skip."""
-        self._refuse_if_nothing_new(replica)
+        first = self._refuse_if_nothing_new(replica)
         word = self.tally.word()
         ask = replica.agree(word, number) or partial(Table, (word,))
         early = replica.early is not None
         skip = self._bad_losses(Table((word,)) if early else ask(), number)
+        if first and self.team.world.is_main:
+            _tell_unused(replica)
         start = time.perf_counter()
         norm = None if skip or early else self._norm(replica, number)
         skip = skip or (norm is not None and not math.isfinite(norm))
@@ -57,14 +59,17 @@ class Updater:
         self.tally.clear()
         return Step(number, ask, skipped=skip, norm=norm)
 
-    def _refuse_if_nothing_new(self, replica: Replica) -> None:
+    def _refuse_if_nothing_new(self, replica: Replica) -> bool:
+        """Whether it is the model's first update."""
         # One backward may serve several models, so it counts for each until it was updated.
         if self.tally.noted == self._seen.get(replica, 0):
             raise UsageError(
                 "run.update, but run.backward was not called since the last update: call "
                 "run.backward(loss), not loss.backward(), which would weigh samples wrongly"
             )
+        first = replica not in self._seen
         self._seen[replica] = self.tally.noted
+        return first
 
     def _bad_losses(self, table: Table, number: int) -> bool:
         bad = table.bad_ranks()
@@ -113,6 +118,20 @@ class Updater:
         replica.clear()
         self.tally.clear()
         return Step(number, lambda: seen[0])
+
+
+def _tell_unused(replica: Replica) -> None:
+    """Name the parameters that the first step did not reach; none at all says nothing here."""
+    trained = replica.source.trainable()
+    unused = [name for name, p in trained.items() if p.grad is None]
+    if unused and len(unused) < len(trained):
+        more = f" and {len(unused) - 8} more" if len(unused) > 8 else ""
+        log.warning(
+            "no gradient reached %s%s: they keep their values; freeze them with "
+            "requires_grad_(False) if that is meant",
+            ", ".join(unused[:8]),
+            more,
+        )
 
 
 def _nothing() -> None:

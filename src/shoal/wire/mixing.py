@@ -58,4 +58,4 @@ class MixingWire:
                 mixed.add_(boxes[j], alpha=self.weights[j])
             return mixed
 
-        return Works(tuple(w for w in works if w is not None), finish)
+        return Works(tuple(w for w in works if w is not None), finish, signals=False)

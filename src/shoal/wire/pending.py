@@ -51,6 +51,7 @@ class Works(NamedTuple):
 
     works: tuple[dist.Work, ...]
     finish: Callable[[], Any]
+    signals: bool = True  # whether a work can say by itself that it ended; sends cannot
 
     def wait(self) -> Any:
         """Wait for each work, then finish."""

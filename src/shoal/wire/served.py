@@ -13,6 +13,7 @@ from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.pending import Pending, There
 
+CALL = -3  # the round of what is no round
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
 
 
@@ -120,6 +121,21 @@ class ServedWire:
             told = line.take(-2)
             model.update(zip(told.facts["names"], told.tensors, strict=True))
         return model
+
+    def call(
+        self, kind: str, bodies: Sequence[tuple[dict[str, Any], Sequence[Tensor]]]
+    ) -> list[Message]:
+        """Ask every server something else, each with its own body; their answers in order."""
+        told = []
+        for line, (facts, tensors) in zip(self._lines, bodies, strict=True):
+            line.channel.send(kind, {**facts, "round": CALL}, tensors)
+            told.append(line.take(CALL))
+        return told
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self._lines)
 
     def leave(self) -> None:
         """Say goodbye."""

@@ -61,8 +61,8 @@ class LocalMode:
         return {"steps": self.steps, "anchor": self.anchor, "changes": self.changes.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off."""
-        self.steps = int(state["steps"])
-        for name, value in state["anchor"].items():
-            self.anchor[name].copy_(value)
-        self.changes.load_state_dict(state["changes"])
+        """Take up where ``state_dict`` left off; of an empty state, begin from the model as is."""
+        self.steps = int(state.get("steps", 0))
+        for name, value in state.get("anchor", self.parameters).items():
+            self.anchor[name].copy_(value.detach())
+        self.changes.load_state_dict(state.get("changes", {}))

@@ -63,6 +63,6 @@ class MixingMode:
         return {"steps": self.steps, "models": self.models.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off."""
-        self.steps = int(state["steps"])
-        self.models.load_state_dict(state["models"])
+        """Take up where ``state_dict`` left off; of an empty state, begin anew."""
+        self.steps = int(state.get("steps", 0))
+        self.models.load_state_dict(state.get("models", {}))

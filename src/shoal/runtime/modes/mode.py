@@ -39,7 +39,7 @@ class Mode(Protocol):
         """Everything remembered between steps."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off."""
+        """Take up where ``state_dict`` left off; of an empty state, begin from the model as is."""
 
 
 Parameters: TypeAlias = Mapping[str, Tensor]

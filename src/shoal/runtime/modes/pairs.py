@@ -60,5 +60,5 @@ class PairsMode:
         return {"events": self.events}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off."""
-        self.events = int(state["events"])
+        """Take up where ``state_dict`` left off; of an empty state, begin anew."""
+        self.events = int(state.get("events", 0))
