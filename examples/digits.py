@@ -11,6 +11,8 @@ import argparse
 import time
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -57,8 +59,16 @@ def main() -> None:
         rate = samples / (time.perf_counter() - start)
         found = run.evaluate(test, metrics={"accuracy": shoal.accuracy})
         if run.is_main:
-            print(f"steps {run.steps}   training loss {step.loss:.4f}   {rate:,.0f} samples/s")
-            print(f"test loss {found['loss']:.4f}   accuracy {found['accuracy']:.1%}")
+            shown = {
+                "steps": f"{run.steps}",
+                "training loss": f"{step.loss:.4f}",
+                "test loss": f"{found['loss']:.4f}",
+                "test accuracy": f"{found['accuracy']:.1%}",
+                "samples/s": f"{rate:,.0f}",
+            }
+            table = Table(*shown, title="Digits", title_justify="left")
+            table.add_row(*shown.values())
+            Console().print(table)
 
 
 if __name__ == "__main__":

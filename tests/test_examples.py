@@ -21,7 +21,7 @@ ARGUMENTS = {
 }
 SAID = {  # what each says at its end
     "char_lm": r"loss \d\.\d+ after 12 steps",
-    "digits": r"accuracy \d+\.\d%",
+    "digits": r"test accuracy(.|\n)*\d+\.\d%",
     "huggingface": r"loss \d\.\d+ after 14 steps",
     "own_loop": r"epoch  1   loss",
     "resume": r"accuracy \d+\.\d%   sum",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.runtime.evaluation import accuracy
     from shoal.runtime.run import Run
     from shoal.runtime.step import Step
-    from shoal.runtime.train import train
+    from shoal.runtime.train import progress, train
     from shoal.strategy import Strategy, parse
 
 __version__ = "0.1.0"
@@ -52,6 +52,7 @@ _HOMES = {
     "pipe": "shoal.axes.partition",
     "powersgd": "shoal.axes.compression",
     "priority": "shoal.axes.scheduling",
+    "progress": "shoal.runtime.train",
     "ring": "shoal.axes.collectives",
     "shard": "shoal.axes.partition",
     "ssp": "shoal.axes.synchrony",
@@ -84,6 +85,7 @@ __all__ = [
     "pipe",
     "powersgd",
     "priority",
+    "progress",
     "ring",
     "shard",
     "ssp",

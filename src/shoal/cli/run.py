@@ -52,7 +52,8 @@ def run(
     check(command, options)  # what is cheap to refuse comes before torch is loaded
     if strategy is not None:
         plan = read_strategy(strategy, options.world_size)
-        options = replace(options, servers=plan.coordination.servers)
+        death = plan.coordination.on_death  # what a worker's death means is the strategy's to say
+        options = replace(options, servers=plan.coordination.servers, on_death=death)
     raise typer.Exit(launch(command, options))
 
 

@@ -128,6 +128,11 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a saved cursor, saved on any number of workers with any batch size."""
+        self.check(state)
+        self._place(state["epoch"], state["position"])
+
+    def check(self, state: Mapping[str, int]) -> None:
+        """Refuse a cursor into other data, or into another order of them; stay where we are."""
         here = self.state_dict()
         missing = [name for name in here if not isinstance(state.get(name), int)]
         if missing:
@@ -144,7 +149,6 @@ class Loader:
             raise CheckpointMismatch(
                 f"a loader's state points to epoch {epoch}, position {position} of {length} samples"
             )
-        self._place(epoch, position)
 
     def _place(self, epoch: int, position: int) -> None:
         self.epoch, self._position = epoch, position

@@ -55,6 +55,7 @@ def distribute(
         strategy: what to do; None takes the command line's, or ``auto``.
         options: see :class:`shoal.runtime.settings.Settings`.
     """
+    _be_heard()
     settings = Settings.named(options)
     models = read_models(model, optimizer)
     check_loss(loss)
@@ -83,7 +84,7 @@ def distribute(
         source = Whole(module) if mesh is None else _cut(module, used, team)
         replicas[name] = Replica(source, used, team=team, wire=wire(source, used, team))
     run = Run(replicas, loss=loss, team=team)
-    _announce(run)
+    _announce(run, auto=strategy is None and os.environ.get(contract.STRATEGY, AUTO) == AUTO)
     saving.resume(run)
     return run
 
@@ -92,8 +93,6 @@ def _strategy(given: str | Strategy | None) -> Strategy:
     """The script's own wins, and says so when the command line disagrees."""
     told = os.environ.get(contract.STRATEGY) or None
     if given is None:
-        if told in (None, AUTO):
-            log.info("strategy auto: no planner yet, so all_reduce, bsp, wfbp, exact")
         return _read(told or AUTO)
     own = parse(given) if isinstance(given, str) else given
     if not isinstance(own, Strategy):
@@ -164,9 +163,20 @@ def _cut(module: nn.Module, used: torch.optim.Optimizer, team: Team) -> Cut:
     return Cut(partitioned.place(module, used, mesh=team.mesh))
 
 
-def _announce(run: Run) -> None:
+def _be_heard() -> None:
+    """Show what Shoal says, unless the script has set up logging itself."""
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("shoal: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+
+
+def _announce(run: Run, *, auto: bool) -> None:
     """Say what will be done, once; never silently something else."""
     if run.is_main and run.size > 1:
+        if auto:
+            log.info("strategy auto: there is no planner yet, so this is the plainest one")
         log.info("%d workers: %s", run.size, run.team.strategy)
         for word in run.team.strategy.advice():
             log.warning("advice: %s", word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,9 @@ def evaluate(
     """Mean loss and metrics over a dataset, each sample counted once."""
     _check_metrics(metrics)
     size = max(whole("batch_size", batch_size, least=1), run.team.share.count)
-    loader = make(dataset, size, share=run.team.share, shuffle=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one batch may well be all there is
+        loader = make(dataset, size, share=run.team.share, shuffle=False)
     replica = next(iter(run.replicas.values()))
     names = ["loss", *metrics]
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)

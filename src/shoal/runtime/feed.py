@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shoal.data.loader import Loader, make
@@ -16,13 +16,21 @@ class Feed:
     Args:
         loader: my part of the data.
         team: whose recorder notes it.
-        step: tells the number of the step to come.
+
+    Attributes:
+        number: of the step to come.
+        busy: a batch was yielded and the loop has not asked for the next.
+        opening: called before the first batch of a loop.
+        closing: called when the loop is done with a batch.
     """
 
     def __init__(self, loader: Loader, team: Team) -> None:
         self.loader = loader
         self.team = team
         self.number = 0
+        self.busy = False
+        self.opening: Callable[[], None] = _nothing
+        self.closing: Callable[[], None] = _nothing
 
     @classmethod
     def made(cls, dataset: Any, batch_size: int, *, team: Team, options: Mapping[str, Any]) -> Feed:
@@ -33,11 +41,17 @@ class Feed:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        self.opening()
         start = time.perf_counter()
         for batch in self.loader:
             seconds = time.perf_counter() - start
             self.team.recorder.add("data", "next batch", start, seconds, 0, self.number)
-            yield batch
+            self.busy = True
+            try:
+                yield batch
+            finally:  # a loop may also be left
+                self.busy = False
+            self.closing()
             start = time.perf_counter()
 
     @property
@@ -49,6 +63,14 @@ class Feed:
         """Where in the data we stand."""
         return self.loader.state_dict()
 
+    def check(self, state: Mapping[str, int]) -> None:
+        """Refuse another loader's state, without going there."""
+        self.loader.check(state)
+
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from there."""
         self.loader.load_state_dict(state)
+
+
+def _nothing() -> None:
+    """A loader outside of a run has nothing to do in between."""

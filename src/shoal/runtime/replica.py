@@ -23,6 +23,7 @@ from shoal.runtime.peers import PairWire
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.team import Team
 from shoal.runtime.watch import Watched
+from shoal.strategy import Strategy
 from shoal.wire.pending import Wire
 from shoal.wire.served import ServedWire
 
@@ -63,7 +64,10 @@ class Replica:
         sparse = self._sparse()
         self.sparse = {name: p for name, p in named.items() if id(p) in sparse}
         self.parameters = {name: p for name, p in named.items() if id(p) not in sparse}
-        mode = choose(team.strategy, self.parameters, team.seat, self.source.collect)
+        served = team.strategy.coordination.via == "server"
+        # One worker is served by nobody: its own optimizer steps, as in a plain loop.
+        asked = Strategy() if served and team.seat.workers == 1 else team.strategy
+        mode = choose(asked, self.parameters, team.seat, self.source.collect)
         if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:
             self.engine = Engine(mode.gradients, self.wire, parameters=self.parameters)
             if team.strategy.scheduling.early:
@@ -209,9 +213,14 @@ class Replica:
             tensors += list(self.source.trainable().values())
         if self.team.seat.workers == 1:
             tensors = []
+        self._rest()
         before = [t.detach().clone() for t in tensors]
-        self._pull()
-        for tensor in tensors:
+        if self._pull():  # all took the same: a mean would round
+            taken = {t.data_ptr() for t in self.source.trainable().values()}
+            differ = [t for t in tensors if t.data_ptr() not in taken]
+        else:
+            differ = tensors
+        for tensor in differ:
             total = tensor.detach().clone()
             dist.all_reduce(total, group=self.team.group)
             tensor.copy_(total / self.team.seat.workers)
@@ -221,14 +230,19 @@ class Replica:
             for tensor, old in zip(tensors, before, strict=True):
                 tensor.copy_(old)
 
-    def _pull(self) -> None:
+    def _rest(self) -> None:
+        """Where nobody waits for others, they do now: nobody pushes or meets any more."""
+        if self.team.seat.workers > 1 and not self.team.strategy.synchrony.waits:
+            dist.barrier()
+
+    def _pull(self) -> bool:
         """Where a server holds the model that counts, everybody takes it."""
         if self.team.strategy.synchrony.waits or not isinstance(self.carrier, ServedWire):
-            return
-        dist.barrier()  # nobody pushes any more
+            return False
         mine = self.source.trainable()
         for name, value in self.carrier.pull().items():
             mine[name].copy_(value)
+        return True
 
     def leave(self) -> None:
         """The run is over: keep serving peers until they are done, then close."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal import rules
 from shoal.data.batch import count, move, split
 from shoal.errors import UnknownName, UsageError
-from shoal.runtime import saving
+from shoal.runtime import restoring, saving
 from shoal.runtime.evaluation import Metric, evaluate
 from shoal.runtime.explained import Explained
 from shoal.runtime.feed import Feed
@@ -27,9 +27,6 @@ from shoal.runtime.tally import Tally
 from shoal.runtime.team import Team
 from shoal.runtime.updating import Updater
 from shoal.runtime.wires import weighted
-
-if TYPE_CHECKING:
-    from shoal.checkpoint import Loaded
 
 log = logging.getLogger("shoal")
 How = Literal["mean", "sum", "max", "min"]
@@ -51,7 +48,7 @@ class Run:
         self.loss = loss
         self.steps = 0
         self.feeds: list[Feed] = []
-        self.resumed: Loaded | None = None
+        self.saved = saving.Saved()
         together = rules.sends_gradients(team.strategy)
         self._tally = Tally(weighted=weighted(team.strategy), together=together)
         self._updater = Updater(team, self._tally)
@@ -108,6 +105,7 @@ class Run:
         return self.update()
 
     def _pipe(self, replica: Replica, batch: Any) -> None:
+        saving.wake(self)
         mine, total = self._counts(batch)
         self._tally.open(mine, total)
         replica.begin(self.steps)
@@ -133,6 +131,7 @@ class Run:
             parts: how many; by default as many as ``accumulate`` says.
         """
         self._own_loop("micro")
+        saving.wake(self)
         mine, total = self._counts(batch)
         self._tally.open(mine, total)
         for replica in self.replicas.values():
@@ -251,7 +250,7 @@ class Run:
             Whether there was one. A path given that holds none is an error.
         """
         with self._explained("restore"):
-            return saving.restore(self, path)
+            return restoring.restore_now(self, path)
 
     def agree(self, value: float | bool, how: How = "mean") -> float:
         """One number that all workers share: for early stopping and the like.
@@ -276,12 +275,13 @@ class Run:
             replica.drain()
 
     def close(self) -> None:
-        """Drain, write the timeline, and let peers finish."""
+        """Drain, save the end where a directory was given, write the timeline, let peers finish."""
         if self._closed:
             return
         self._closed = True
         with self._explained("close"):
             self.drain()
+            saving.save_last(self)
             for replica in self.replicas.values():
                 replica.leave()
         saving.write_timeline(self)

@@ -1,7 +1,11 @@
-"""What a run saves and how it takes up again.
+"""When a run saves, and what: model, optimizer, memory of the axes, random state, data position.
 
 Shared by all workers: the agreed model and, where all hold the same, the optimizer. Each worker's
 own: what its axes remember, its random state, its buffers and, where replicas differ, its replica.
+
+A batch counts as trained once it was yielded. So ``run.save`` belongs between two batches (after
+the step), and automatic saves wait until the loop asks for the next one: then all models of the run
+were updated and schedulers have stepped, and each batch is trained exactly once.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.errors import CheckpointMissing, UsageError
+from shoal.errors import CheckpointError, UsageError
+from shoal.runtime.explained import Explained
 from shoal.runtime.launcher import contract
+from shoal.runtime.objective import plain
 from shoal.runtime.replica import Replica
-from shoal.runtime.state import load_model, load_optimizer, model_state, optimizer_state
+from shoal.runtime.source import Cut
+from shoal.runtime.state import copied, model_state, optimizer_state, parameters_of
+from shoal.wire.served import ServedWire
 
 if TYPE_CHECKING:
     from shoal.checkpoint import Loaded
@@ -29,48 +39,106 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal")
 
 
+@dataclass
+class Saved:
+    """Where a run stands with its checkpoints.
+
+    Attributes:
+        at: the step last saved or restored.
+        due: a save is to come as soon as the batch at hand is done with.
+        loaded: what was restored.
+        rng: the random state to go on with at the next batch or step.
+    """
+
+    at: int | None = None
+    due: bool = False
+    loaded: Loaded | None = None
+    rng: dict[str, Any] | None = None
+
+
 def save(run: Run, path: Any = None) -> Path:
     """Save a run; all workers call it together."""
     from shoal import checkpoint
 
-    root = _root(run, path)
+    root = where(run, path)
     run.drain()
     shared: dict[str, Any] = {}
     mine: dict[str, Any] = {"rng": checkpoint.rng_state()}
     for name, replica in run.replicas.items():
+        own = mine[name] = {}
         with replica.agreed():
-            shared[name] = model_state(replica.source)
-        mine[name] = _own(replica)
-        if replica.mode.agrees and replica.pipeline is None:
-            shared[f"{name} optimizer"] = optimizer_state(replica.optimizer, replica.source)
-        else:
-            mine[name]["optimizer"] = optimizer_state(replica.optimizer, replica.source)
-    facts = {
+            state = model_state(replica.source)
+            # outside, the replica is itself again, and so would be what was not copied
+            stays = replica.mode.agrees and not any(True for _ in replica.model.buffers())
+            shared[name] = state if stays else copied(state)
+            _put_optimizer(replica, name, shared, own)
+        _put_own(replica, own)
+    stateful = run.team.settings.stateful
+    mine["stateful"] = {name: held.state_dict() for name, held in stateful.items()}
+    state = checkpoint.State(shared, mine, _facts(run))
+    options = checkpoint.Options(keep=run.team.settings.keep, group=group_of(run))
+    found = checkpoint.save(root, state, step=run.steps, options=options)
+    run.saved.at, run.saved.due = run.steps, False
+    return found
+
+
+def _put_optimizer(
+    replica: Replica, name: str, shared: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Where all hold the same it is shared; stages and replicas that differ keep their own.
+
+    What is cut is saved whole, for then it fits any other cut.
+    """
+    named = parameters_of(replica.source)
+    if isinstance(replica.carrier, ServedWire) and not replica.mode.agrees:
+        from shoal.runtime.served_state import fetch
+
+        state = optimizer_state(replica.optimizer, named)
+        shared[f"{name} optimizer"] = fetch(replica.carrier, state)
+    elif replica.mode.agrees and replica.pipeline is None:
+        shared[f"{name} optimizer"] = optimizer_state(replica.optimizer, named)
+    else:
+        own["optimizer"] = optimizer_state(replica.optimizer, named, whole=True)
+
+
+def _put_own(replica: Replica, own: dict[str, Any]) -> None:
+    own["axes"] = replica.mode.state_dict()
+    own["buffers"] = buffers_of(replica)
+    if not replica.mode.agrees:
+        own["parameters"] = {n: t.detach() for n, t in replica.source.trainable().items()}
+
+
+def buffers_of(replica: Replica) -> dict[str, Tensor]:
+    """My buffers by name, those too that a state_dict leaves out."""
+    named = {plain(n): b for n, b in replica.model.named_buffers()}
+    if not isinstance(replica.source, Cut):
+        return named
+    from shoal.runtime.partitioned.place import local
+
+    return {name: local(b) for name, b in named.items()}
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    return {
         "strategy": repr(run.team.strategy),
+        "memory": memory_of(run),
+        "agrees": all(replica.mode.agrees for replica in run.replicas.values()),
         "steps": run.steps,
         "workers": run.size,
         "feeds": [feed.state_dict() for feed in run.feeds],
         "torch": torch.__version__,
     }
-    group = dist.group.WORLD if run.size > 1 else None
-    options = checkpoint.Options(keep=run.team.settings.keep, group=group)
-    return checkpoint.save(
-        root, checkpoint.State(shared, mine, facts), step=run.steps, options=options
-    )
 
 
-def _own(replica: Replica) -> dict[str, Any]:
-    own: dict[str, Any] = {"axes": replica.mode.state_dict(), "buffers": _buffers(replica)}
-    if not replica.mode.agrees:
-        own["parameters"] = {n: t.detach() for n, t in replica.source.trainable().items()}
-    return own
+def memory_of(run: Run) -> list[str]:
+    """On what the form of an axis' memory depends: compressor, slices, and the cut (last)."""
+    s = run.team.strategy
+    cut = f"shard({s.partition.shard}) tensor({s.partition.tensor}) pipe({s.partition.pipe})"
+    return [repr(s.compression), repr(s.scheduling) if s.scheduling.slices else "", cut]
 
 
-def _buffers(replica: Replica) -> dict[str, Tensor]:
-    return dict(replica.model.named_buffers())
-
-
-def _root(run: Run, path: Any) -> Path:
+def where(run: Run, path: Any) -> Path:
+    """The directory given, or the run's own."""
     root = path if path is not None else run.team.settings.checkpoint
     if root is None:
         raise UsageError(
@@ -79,88 +147,60 @@ def _root(run: Run, path: Any) -> Path:
     return Path(root)
 
 
+def group_of(run: Run) -> dist.ProcessGroup | None:
+    """Who saves and loads together."""
+    return dist.group.WORLD if run.size > 1 else None
+
+
 def save_if_due(run: Run) -> None:
-    """Save every so many steps, where a directory was given."""
+    """Every so many steps a save is due: now, or when the loop asks for its next batch."""
     settings = run.team.settings
-    if settings.checkpoint is not None and run.steps % settings.every == 0:
-        save(run)
+    if settings.checkpoint is None or run.steps % settings.every:
+        return
+    run.saved.due = True
+    if not any(feed.busy for feed in run.feeds):
+        save_now(run)
 
 
-def restore(run: Run, path: Any = None) -> bool:
-    """Load the newest good checkpoint; for other workers what was remembered is re-dealt."""
-    from shoal import checkpoint
-
-    root = _root(run, path)
-    group = dist.group.WORLD if run.size > 1 else None
+def save_now(run: Run) -> None:
+    """Do the save that is due. One that fails does not end the training: the next one may do."""
+    if not run.saved.due:
+        return
+    run.saved.due = False
     try:
-        loaded = checkpoint.load(root, rank=run.rank, size=run.size, group=group)
-    except CheckpointMissing:
-        if path is not None:
-            raise
-        return False
-    for name, replica in run.replicas.items():
-        checkpoint.match(model_state(replica.source), loaded, under=name)
-    run.drain()
-    mine = loaded.mine if loaded.mine is not None else _blend(loaded)
-    for name, replica in run.replicas.items():
-        load_model(replica.source, loaded.shared[name])
-        state = loaded.shared.get(f"{name} optimizer") or mine[name].get("optimizer")
-        if state is not None:
-            load_optimizer(replica.optimizer, replica.source, state)
-        _take_own(replica, mine[name], same=loaded.mine is not None)
-    if loaded.mine is not None:
-        checkpoint.set_rng_state(loaded.mine["rng"])
-    run.steps = int(loaded.meta["steps"])
-    run.resumed = loaded
-    for feed in run.feeds:
-        place_feed(run, feed)
-    log.info("restored step %d from %s", run.steps, loaded.path)
-    return True
+        with Explained(run.team.world, run.steps, "save"):
+            save(run)
+    except CheckpointError as error:
+        if run.is_main:
+            log.error("step %d was not saved, training goes on: %s", run.steps, error)
 
 
-@torch.no_grad()
-def _take_own(replica: Replica, mine: Mapping[str, Any], *, same: bool) -> None:
-    if same:
-        buffers = dict(replica.model.named_buffers())
-        for name, value in mine["buffers"].items():
-            buffers[name].copy_(value)
-        targets = replica.source.trainable()
-        for name, value in mine.get("parameters", {}).items():
-            targets[name].copy_(value)
-    replica.mode.load_state_dict(mine["axes"])
+def save_last(run: Run) -> None:
+    """The run ends: what was trained since the last save is saved."""
+    if run.team.settings.checkpoint is not None and run.saved.at != run.steps and run.steps:
+        run.saved.due = True
+        save_now(run)
 
 
-def _blend(loaded: Loaded) -> dict[str, Any]:
-    """Another number of workers: everybody gets the mean of what the old ones remembered.
+def wake(run: Run) -> None:
+    """The first batch or step after restoring: random numbers go on from where they were.
 
-    The mean of residuals over workers, which is what will reach the model, stays the same.
+    Only now, so that data made after ``distribute`` from a seeded generator are the same as before.
     """
-    parts = [loaded.parts(rank) for rank in range(loaded.size)]
-    blended: dict[str, Any] = mean_of(parts)
-    return blended
+    if run.saved.rng is not None:
+        from shoal import checkpoint
 
-
-def mean_of(parts: list[Any]) -> Any:
-    """The mean of nested states, tensor by tensor; what is not a float is the first one's."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        alike = all(p.shape == first.shape for p in parts)
-        if not first.is_floating_point() or not alike:
-            return first
-        return torch.stack([p.double() for p in parts]).mean(0).to(first.dtype)
-    if isinstance(first, Mapping):
-        return {key: mean_of([part[key] for part in parts if key in part]) for key in first}
-    if isinstance(first, tuple | list):
-        return type(first)(mean_of(list(column)) for column in zip(*parts, strict=True))
-    return first
+        checkpoint.set_rng_state(run.saved.rng)
+        run.saved.rng = None
 
 
 def place_feed(run: Run, feed: Feed) -> None:
     """Put a loader where the checkpoint left it: the k-th loader of the script, the k-th saved."""
     feed.number = run.steps
-    if run.resumed is None:
+    feed.opening, feed.closing = partial(wake, run), partial(save_now, run)
+    if run.saved.loaded is None:
         return
-    saved = run.resumed.meta.get("feeds", [])
+    saved = run.saved.loaded.meta["feeds"]
     index = run.feeds.index(feed)
     if index < len(saved):
         feed.load_state_dict(saved[index])
@@ -169,6 +209,8 @@ def place_feed(run: Run, feed: Feed) -> None:
 def resume(run: Run) -> None:
     """``shoal run --resume``, or a restart: take up the newest checkpoint if there is one."""
     if os.environ.get(contract.RESUME) == "1" and run.team.settings.checkpoint is not None:
+        from shoal.runtime.restoring import restore
+
         found = restore(run)
         if not found and run.is_main:
             log.info("nothing to resume in %s: starting anew", run.team.settings.checkpoint)
@@ -178,7 +220,7 @@ def write_timeline(run: Run) -> None:
     """Leave my spans where the launcher collects them."""
     directory = os.environ.get(contract.DIRECTORY)
     if directory:
-        facts = {
+        facts: Mapping[str, Any] = {
             "strategy": repr(run.team.strategy),
             "workers": run.size,
             "model": ", ".join(type(r.model).__name__ for r in run.replicas.values()),

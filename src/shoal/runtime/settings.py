@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
     keep: int
     timeline: bool
     logger: Any
+    stateful: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ class Settings:
         nonfinite: a NaN or inf in loss or gradient stops the run, or skips the step on all workers.
         backend: gloo or nccl; None takes what the tensors need.
         timeout: seconds an exchange may take before it is given up and the missing rank named.
-        checkpoint: directory that receives a checkpoint every ``every`` steps.
+        checkpoint: directory that receives a checkpoint every ``every`` steps, and at the end.
         every: steps between them.
         keep: how many checkpoints stay.
         timeline: record spans.
         logger: receives ``log(metrics, step)`` on the main worker.
+        stateful: what else to save and restore, by name: schedulers, averages, anything with
+            ``state_dict`` and ``load_state_dict``.
     """
 
     accumulate: int = 1
@@ -56,6 +59,7 @@ class Settings:
     keep: int = 3
     timeline: bool = True
     logger: Any = None
+    stateful: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("accumulate", "every", "keep"):
@@ -72,6 +76,7 @@ class Settings:
             raise UnknownName("backend", str(self.backend), BACKENDS)
         if self.logger is not None and not callable(getattr(self.logger, "log", None)):
             raise BadArgument(f"logger={self.logger!r}", "it must have log(metrics, step)")
+        _check_stateful(self.stateful)
         if self.checkpoint is not None:
             _check_directory(self.checkpoint)
 
@@ -87,6 +92,17 @@ class Settings:
                 raise UnknownName("option of distribute", name, known)
         directory = environ.get(contract.CHECKPOINT)
         return cls(**{**options, "checkpoint": directory} if directory else options)
+
+
+def _check_stateful(given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise BadArgument(f"stateful={given!r}", "a dict: {'scheduler': scheduler}")
+    for name, held in given.items():
+        for verb in ("state_dict", "load_state_dict"):
+            if not callable(getattr(held, verb, None)):
+                raise BadArgument(
+                    f"stateful={{{name!r}: {type(held).__name__}}}", f"it has no {verb}()"
+                )
 
 
 def _positive(value: object) -> bool:

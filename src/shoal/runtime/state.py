@@ -68,7 +68,9 @@ def parameters_of(source: Whole | Cut) -> dict[str, Tensor]:
     return {plain(name): p for name, p in source.model.named_parameters()}
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, named: Named, *, whole: bool = False) -> State:
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, named: Named, *, whole: bool = False
+) -> State:
     """State and hyper-parameters, keyed by parameter name.
 
     Args:
@@ -127,7 +129,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State
             f"{len(optimizer.param_groups)}: build it as it was when saved"
         )
     names = _names(optimizer, named)
-    for index, (group, saved) in enumerate(zip(optimizer.param_groups, state["groups"], strict=True)):
+    for index, (group, saved) in enumerate(
+        zip(optimizer.param_groups, state["groups"], strict=True)
+    ):
         for name in (names[id(p)] for p in group["params"]):
             if name not in saved["params"]:
                 raise CheckpointMismatch(

@@ -1,0 +1,20 @@
+"""Every test starts and ends outside any run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.runtime import join
+
+
+@pytest.fixture(autouse=True)
+def _outside_any_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [*os.environ]:
+        if name.startswith("SHOAL_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name)
+    yield
+    while join._joined:
+        join.leave(join._joined[-1])
