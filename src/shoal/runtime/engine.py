@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from shoal.axes.compression import Trait
@@ -55,6 +56,7 @@ class Engine:
         self._open: list[Suspended | None] = [None] * len(self.agreement.tasks)
         self._missing = [len(set(task.names)) for task in self.agreement.tasks]
         self._here: set[str] = set()
+        self._filled: set[str] = set()
 
     def arm(self) -> None:
         """The backward to come is the last of the step: gradients may leave as they arrive."""
@@ -68,24 +70,38 @@ class Engine:
                 f"the gradient of {name} arrived twice in one backward (reentrant checkpointing?): "
                 "use use_reentrant=False, or the schedule fifo"
             )
-        self._take(name, parameter)
-        self._start_ready()
+        self._count(name)
+        if self._missing[self._next] == 0:
+            self._start_ready()
 
-    def _take(self, name: str, parameter: Tensor) -> None:
-        view, grad = self._views[name], parameter.grad
-        if grad is None:
-            view.zero_()
-        elif grad is not view:
-            view.copy_(grad.to_dense() if grad.is_sparse else grad)
-            parameter.grad = view
+    def _count(self, name: str) -> None:
         self._here.add(name)
         for index in self._tasks_of[name]:
             self._missing[index] -= 1
 
     def _start_ready(self) -> None:
         while self._next < len(self._missing) and self._missing[self._next] == 0:
+            self._fill(self.agreement.tasks[self._next].names)
             self.line.submit(partial(self._start, self._next))
             self._next += 1
+
+    def _fill(self, names: tuple[str, ...]) -> None:
+        """Move gradients into their places, many at a time; from then on they are views."""
+        views, grads = [], []
+        for name in names:
+            if name in self._filled:
+                continue
+            self._filled.add(name)
+            parameter, view = self.parameters[name], self._views[name]
+            grad = parameter.grad
+            if grad is None:
+                view.zero_()
+            elif grad is not view:
+                views.append(view)
+                grads.append(grad.to_dense() if grad.is_sparse else grad)
+            parameter.grad = view  # also of one that only others use: it gets theirs
+        if views:
+            torch._foreach_copy_(views, grads)
 
     def _start(self, index: int) -> None:
         self._open[index] = Suspended(self.agreement.flow(index), self.wire)
@@ -105,7 +121,7 @@ class Engine:
             if name not in self._here:
                 if parameter.grad is None:
                     unused.append(name)
-                self._take(name, parameter)
+                self._count(name)
         self._start_ready()
         return tuple(unused)
 

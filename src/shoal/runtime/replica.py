@@ -64,6 +64,8 @@ class Replica:
         sparse = self._sparse()
         self.sparse = {name: p for name, p in named.items() if id(p) in sparse}
         self.parameters = {name: p for name, p in named.items() if id(p) not in sparse}
+        stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._graded = [*{id(p): p for p in (*stepped, *self.source.model.parameters())}.values()]
         served = team.strategy.coordination.via == "server"
         # One worker is served by nobody: its own optimizer steps, as in a plain loop.
         asked = Strategy() if served and team.seat.workers == 1 else team.strategy
@@ -74,9 +76,9 @@ class Replica:
                 self.early = EarlyUpdates(self.model, self.optimizer, self.engine)
         return mode
 
-    def _sign(self) -> tuple[Any, ...]:
-        groups = self.optimizer.param_groups
-        return tuple((id(p), p.requires_grad) for group in groups for p in group["params"])
+    def _sign(self) -> list[bool]:
+        """What is trainable: a parameter that joins makes it longer, one frozen flips it."""
+        return [p.requires_grad for group in self.optimizer.param_groups for p in group["params"]]
 
     def _sparse(self) -> set[int]:
         """Parameters whose gradients hold only the rows looked up, and travel as such."""
@@ -194,8 +196,7 @@ class Replica:
 
     def clear(self) -> None:
         """Forget gradients; the next backward writes new ones into the same places."""
-        self.optimizer.zero_grad(set_to_none=True)
-        for p in (*self.parameters.values(), *self.sparse.values()):
+        for p in self._graded:
             p.grad = None
 
     def drain(self) -> None:

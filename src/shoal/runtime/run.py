@@ -156,7 +156,13 @@ class Run:
         self._hush()
         told = torch.tensor(float(mine), dtype=torch.float64)
         work = dist.all_reduce(told, async_op=True)
-        return mine, partial(_counted, told, work, copies)
+        return mine, partial(self._counted, told, work, copies)
+
+    def _counted(self, told: Tensor, work: dist.Work | None, copies: int) -> int:
+        if work is not None:
+            with self._explained("samples"):
+                work.wait()
+        return round(float(told) / copies)
 
     def _hush(self) -> None:
         """Wait until no other thread issues: collectives must come in one order on every rank."""
@@ -328,12 +334,6 @@ class Run:
 
     def _explained(self, exchange: str) -> Explained:
         return Explained(self.team.world, self.steps, exchange)
-
-
-def _counted(told: Tensor, work: dist.Work | None, copies: int) -> int:
-    if work is not None:
-        work.wait()
-    return round(float(told) / copies)
 
 
 _OPS = {

@@ -75,9 +75,9 @@ def save(run: Run, path: Any = None) -> Path:
         _put_own(replica, own)
     stateful = run.team.settings.stateful
     mine["stateful"] = {name: held.state_dict() for name, held in stateful.items()}
-    state = checkpoint.State(shared, mine, _facts(run))
+    whole = checkpoint.State(shared, mine, _facts(run))
     options = checkpoint.Options(keep=run.team.settings.keep, group=group_of(run))
-    found = checkpoint.save(root, state, step=run.steps, options=options)
+    found = checkpoint.save(root, whole, step=run.steps, options=options)
     run.saved.at, run.saved.due = run.steps, False
     return found
 

@@ -88,7 +88,8 @@ def optimizer_state(
         {**_hyper(group), "params": [names[id(p)] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    extra = {k: v for k, v in optimizer.state.items() if isinstance(k, str)}
+    held: Mapping[Any, Any] = optimizer.state
+    extra = {k: v for k, v in held.items() if isinstance(k, str)}
     return {"kind": type(optimizer).__name__, "state": state, "groups": groups, "extra": extra}
 
 

@@ -12,7 +12,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -88,9 +88,9 @@ class Pipeline:
             raise BadArgument("forward_backward", f"{counts}; give as many of each, at least one")
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in self._passes([_shape(micro) for micro in inputs]):
-            made, is_new = self._prepared(inputs[part])
+            made = self._prepared(inputs[part])
             made.loss.set(loss_fn, targets[part], factors[part])
-            with _aside(self.stage) if is_new else nullcontext():
+            with _aside(self.stage):
                 total += self._run(made.schedule, inputs[part])
         dist.broadcast(total, group=self.group, group_src=self.count - 1)
         return total
@@ -142,14 +142,14 @@ class Pipeline:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum().double()
 
-    def _prepared(self, inputs: list[Passed]) -> tuple[_Prepared, bool]:
+    def _prepared(self, inputs: list[Passed]) -> _Prepared:
         key = (_shape(inputs[0]), len(inputs))
-        if is_new := key not in self._kept:
+        if key not in self._kept:
             if len(self._kept) == KEPT:  # all stages see the same shapes, so drop the same
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = self._build(inputs[0], count=len(inputs))
         self._announce(self._kept[key].outputs)
-        return self._kept[key], is_new
+        return self._kept[key]
 
     def _build(self, example: Passed, *, count: int) -> _Prepared:
         passed = self.blueprint.passed(example)
@@ -194,7 +194,10 @@ class _Prepared(NamedTuple):
 
 @contextmanager
 def _aside(module: nn.Module) -> Iterator[None]:
-    """Add up gradients around a schedule's first pass, at which torch drops those of FSDP2."""
+    """Add up gradients around a pass: at a schedule's first, torch drops those of FSDP2.
+
+    Around every pass, so that sums round alike whether a schedule is new (after a restart) or not.
+    """
     held = [(p, p.grad) for p in module.parameters() if p.grad is not None]
     for parameter, _ in held:
         parameter.grad = None
