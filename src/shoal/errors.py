@@ -14,7 +14,7 @@
     └── FaultError                  a worker, a peer or the network
         ├── PeerLost                a rank died; names it
         ├── ExchangeTimeout         names who is missing, and in which exchange
-        ├── LayoutMismatch          ranks disagree about model, optimizer or batch
+        ├── LayoutMismatch          ranks disagree about model, optimizer or batch; exit code 2
         └── NonFinite               NaN or inf; names step and rank
 
 A message names the value, says why it will not do, and what to do instead.
@@ -107,6 +107,8 @@ class ExchangeTimeout(FaultError):
 
 class LayoutMismatch(FaultError):
     """Ranks disagree about the model, the optimizer or the batch."""
+
+    exit_code = 2  # the script's doing: starting it again would not help
 
 
 class NonFinite(FaultError):

@@ -177,7 +177,7 @@ def alone(case: Case) -> tuple[Parameters, list[float]]:
         if clip := case.options.get("clip"):
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         if rates is not None:
             rates.step()
     return parameters(model), losses

@@ -28,6 +28,9 @@ class Word(NamedTuple):
     bad: float  # 1: my loss is NaN or inf
 
 
+SILENT = Word(0.0, 0.0, 0.0, 0.0)
+
+
 class Table(NamedTuple):
     """What all workers said."""
 
@@ -66,7 +69,18 @@ class Asked(NamedTuple):
         """The table."""
         if self.work is not None:
             self.work.wait()
-        return Table(tuple(Word(*row) for row in self.everyone.view(-1, WIDTH).tolist()))
+        return table_of(self.everyone)
+
+
+def table_of(numbers: Tensor) -> Table:
+    """Everybody's word, from their numbers one after the other."""
+    return Table(tuple(Word(*row) for row in numbers.view(-1, WIDTH).tolist()))
+
+
+def put(word: Word, numbers: Tensor, worker: int) -> None:
+    """Write my word into its own place; a sum over workers then holds everybody's."""
+    numbers.zero_()
+    numbers[WIDTH * worker : WIDTH * (worker + 1)] = torch.tensor(word, dtype=numbers.dtype)
 
 
 def tell(word: Word, group: dist.ProcessGroup | None, size: int) -> Asked:

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.axes.compression import Trait
 from shoal.errors import UsageError
 from shoal.runtime.agreement import Agreement
+from shoal.runtime.control import SILENT, Table, Word, put, table_of
 from shoal.runtime.line import Inline, Suspended, Thread
 from shoal.wire.pending import Wire
 
@@ -27,15 +28,19 @@ class Engine:
         agreement: the gradients and their tasks.
         wire: who answers.
         parameters: by the names that the agreement uses.
+        worker: my number; my word on a step has its own place behind the last gradients.
     """
 
     def __init__(
-        self, agreement: Agreement, wire: Wire, *, parameters: Mapping[str, Tensor]
+        self, agreement: Agreement, wire: Wire, *, parameters: Mapping[str, Tensor], worker: int
     ) -> None:
         self.agreement = agreement
         self.wire = wire
         self.parameters = parameters
         self.live = False
+        self.rides = agreement.flats.has_tail
+        self._worker = worker
+        self._word = SILENT
         self._views = {name: agreement.flats.places[name].view for name in parameters}
         self._tasks_of: dict[str, list[int]] = {name: [] for name in parameters}
         for index, task in enumerate(agreement.tasks):
@@ -58,8 +63,13 @@ class Engine:
         self._here: set[str] = set()
         self._filled: set[str] = set()
 
-    def arm(self) -> None:
-        """The backward to come is the last of the step: gradients may leave as they arrive."""
+    def arm(self, word: Word) -> None:
+        """The backward to come is the last of the step: gradients may leave as they arrive.
+
+        Args:
+            word: mine on the step, with its last loss; it leaves with the last gradients.
+        """
+        self._word = word
         self.live = True
 
     def _arrived(self, name: str, parameter: Tensor) -> None:
@@ -82,6 +92,8 @@ class Engine:
     def _start_ready(self) -> None:
         while self._next < len(self._missing) and self._missing[self._next] == 0:
             self._fill(self.agreement.tasks[self._next].names)
+            if self.rides and self._next == len(self._missing) - 1:
+                put(self._word, self.agreement.flats.tail, self._worker)
             self.line.submit(partial(self._start, self._next))
             self._next += 1
 
@@ -113,7 +125,7 @@ class Engine:
         if suspended is not None:
             suspended.finish()
 
-    def send_rest(self) -> tuple[str, ...]:
+    def send_rest(self, word: Word) -> tuple[str, ...]:
         """Backward is over: issue what has not left yet; return whose gradient never came."""
         self.live = False
         unused = []
@@ -122,8 +134,13 @@ class Engine:
                 if parameter.grad is None:
                     unused.append(name)
                 self._count(name)
+        self._word = word._replace(unused=len(unused))
         self._start_ready()
         return tuple(unused)
+
+    def table(self) -> Table:
+        """Everybody's word, which came with the last gradients."""
+        return table_of(self.agreement.flats.tail)
 
     def settle(self) -> None:
         """Wait until every task is agreed."""

@@ -39,10 +39,13 @@ class Flats:
 
     Args:
         tensors: what to make room for, in forward order.
+        tail: numbers that travel behind the last tensor, in the last task; for tensors of one
+            type only.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], *, tail: int = 0) -> None:
         self.names = tuple(tensors)
+        self._tail = tail
         sizes: dict[tuple[torch.dtype, torch.device], int] = {}
         spots: dict[str, tuple[tuple[torch.dtype, torch.device], int, int]] = {}
         for name in reversed(self.names):
@@ -50,13 +53,24 @@ class Flats:
             spots[name] = (kind, sizes.get(kind, 0), numel)
             sizes[kind] = sizes.get(kind, 0) + numel
         self.buffers = {
-            k: torch.zeros(n, dtype=k[0].to_real() if k[0].is_complex else k[0], device=k[1])
+            k: torch.zeros(n + tail, dtype=k[0].to_real() if k[0].is_complex else k[0], device=k[1])
             for k, n in sizes.items()
         }
         self.places = {
             name: Place(kind, start, numel, _view(self.buffers[kind], start, tensors[name]))
             for name, (kind, start, numel) in spots.items()
         }
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether numbers travel behind the last tensor."""
+        return self._tail > 0
+
+    @property
+    def tail(self) -> Tensor:
+        """The numbers behind the last tensor."""
+        (buffer,) = self.buffers.values()
+        return buffer[buffer.numel() - self._tail :]
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +87,10 @@ class Flats:
             names = [n for n in self.names if self.places[n].kind == kind]
             layers = [self._layer(n) for n in names]
             bound += [self._bind(task, names) for task in schedule.plan(layers, cost)]
+        if self._tail:
+            (buffer,) = self.buffers.values()
+            ahead = bound[-1].whole
+            bound[-1] = bound[-1]._replace(whole=buffer[ahead.storage_offset() :])
         if len(self.buffers) == 1:
             return tuple(bound)
         index = {name: i for i, name in enumerate(self.names)}

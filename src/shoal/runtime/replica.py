@@ -71,7 +71,9 @@ class Replica:
         asked = Strategy() if served and team.seat.workers == 1 else team.strategy
         mode = choose(asked, self.parameters, team.seat, self.source.collect)
         if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:
-            self.engine = Engine(mode.gradients, self.wire, parameters=self.parameters)
+            self.engine = Engine(
+                mode.gradients, self.wire, parameters=self.parameters, worker=team.seat.worker
+            )
             if team.strategy.scheduling.early:
                 self.early = EarlyUpdates(self.model, self.optimizer, self.engine)
         return mode
@@ -108,12 +110,12 @@ class Replica:
         self.replan()
         self._opened = [Suspended(flow, self.wire) for flow in self.mode.opening()]
 
-    def arm(self) -> None:
+    def arm(self, word: Word) -> None:
         """The last backward of the step comes next."""
         if self.early is not None:
             self.early.drain()
         if self.engine is not None and self.team.strategy.scheduling.overlaps:
-            self.engine.arm()
+            self.engine.arm(word)
 
     def agree(self, word: Word, step: int) -> Callable[[], Table] | None:
         """After backward: agree on gradients and on everybody's word; None where nobody waits.
@@ -124,7 +126,7 @@ class Replica:
             return None
         if not (self.team.strategy.synchrony.waits and self.mode.due()):
             return None
-        unused = self._send()
+        unused = self._send(word)
         asked: list[Asked] = []
         word = word._replace(unused=len(unused))
 
@@ -134,23 +136,24 @@ class Replica:
         if self.engine is None:
             say()
             return asked[0].wait
-        self.engine.line.submit(say)  # behind the gradients, in the same order on every rank
+        if not self.engine.rides:
+            self.engine.line.submit(say)  # behind the gradients, in one order on every rank
         if self.early is not None:
             self.early.defer(unused)
             return partial(_late, self.engine, asked)
         start = time.perf_counter()
         self.engine.settle()
-        table = asked[0].wait()
+        table = self.engine.table() if self.engine.rides else asked[0].wait()
         self.team.recorder.add("wait", "agree", start, time.perf_counter() - start, 0, step)
         self._agree_sparse()
         if table.unused:
             self._drop_absent(set(unused))
         return lambda: table
 
-    def _send(self) -> tuple[str, ...]:
+    def _send(self, word: Word) -> tuple[str, ...]:
         """Put the rest of the gradients on the wire; return whose never came."""
         if self.engine is not None:
-            rest = self.engine.send_rest()
+            rest = self.engine.send_rest(word)
             return rest + tuple(n for n, p in self.sparse.items() if p.grad is None)
         if self.mode.gradients is not None and self.team.seat.workers > 1:
             self.source.collect(self.mode.gradients)
@@ -173,6 +176,12 @@ class Replica:
     def norm(self) -> float:
         """Norm of the gradient, the same on every worker that agreed on it."""
         return self.source.norm()
+
+    def scale(self, factor: float) -> None:
+        """Multiply the gradient."""
+        for p in self._graded:
+            if p.grad is not None:
+                p.grad.mul_(factor)
 
     def clip(self, limit: float, norm: float) -> None:
         """Scale the gradient down to ``limit``."""

@@ -152,6 +152,9 @@ class Run:
         mine = count(batch)
         if self.team.share.count == 1 or not self._tally.together:
             return mine, partial(int, mine)
+        if self._updater.total:  # as last time, and put right afterwards where that was wrong
+            self._tally.guess = self._updater.total
+            return mine, partial(int, self._updater.total)
         copies = self.size // self.team.share.count  # tensor and pipe ranks see the same samples
         self._hush()
         told = torch.tensor(float(mine), dtype=torch.float64)
@@ -190,8 +193,9 @@ class Run:
         samples = samples or tally.micro or 1
         scale = tally.scale(samples, self.team.share.count)
         if tally.last:
+            word = tally.word((loss.detach(), samples))
             for replica in self.replicas.values():
-                replica.arm()
+                replica.arm(word)
         start = time.perf_counter()
         with self._explained("gradients"):
             differentiate(loss, scale)

@@ -30,6 +30,7 @@ class Tally:
         """A new step."""
         self.mine = self.micro = 0
         self.total: Callable[[], int] = int
+        self.guess = 0  # of the total, made without asking; 0: none was needed
         self.known = False
         self.last = False
         self.losses: list[tuple[Tensor, int]] = []
@@ -52,9 +53,10 @@ class Tally:
             return samples / self.mine
         return samples / self.total() * (1 if self.weighted else workers)
 
-    def word(self) -> Word:
-        """My word on the step."""
-        loss = sum(float(loss) * samples for loss, samples in self.losses)
-        seen = sum(samples for _, samples in self.losses)
+    def word(self, *more: tuple[Tensor, int]) -> Word:
+        """My word on the step, with losses whose backward is yet to come."""
+        losses = [*self.losses, *more]
+        loss = sum(float(loss) * samples for loss, samples in losses)
+        seen = sum(samples for _, samples in losses)
         bad = not math.isfinite(loss)
         return Word(0.0 if bad else loss, float(seen), 0.0, float(bad))

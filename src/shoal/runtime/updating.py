@@ -38,6 +38,7 @@ class Updater:
         self.team = team
         self.tally = tally
         self._seen: dict[Replica, int] = {}
+        self.total = 0  # samples of the last step of all workers, where the next may be guessed
 
     def update(self, replica: Replica, number: int) -> Step:
         """Agree on gradients and loss, then update or skip."""
@@ -45,7 +46,10 @@ class Updater:
         word = self.tally.word()
         ask = replica.agree(word, number) or partial(Table, (word,))
         early = replica.early is not None
-        skip = self._bad_losses(Table((word,)) if early else ask(), number)
+        table = Table((word,)) if early else ask()
+        skip = self._bad_losses(table, number)
+        if not early:
+            self._correct(replica, table)
         if first and self.team.world.is_main:
             _tell_unused(replica)
         start = time.perf_counter()
@@ -70,6 +74,13 @@ class Updater:
         first = replica not in self._seen
         self._seen[replica] = self.tally.noted
         return first
+
+    def _correct(self, replica: Replica, table: Table) -> None:
+        """The step's samples were guessed to be as many as last time: put right what was not."""
+        if self.tally.guess and table.samples and table.samples != self.tally.guess:
+            replica.scale(self.tally.guess / table.samples)
+        exact = replica.engine is not None and replica.engine.rides
+        self.total = table.samples if exact else 0
 
     def _bad_losses(self, table: Table, number: int) -> bool:
         bad = table.bad_ranks()
@@ -111,6 +122,7 @@ class Updater:
             ask = replica.agree(word, number)
             table = Table((word,)) if ask is None else ask()
             self._bad_losses(table, number)
+            self._correct(replica, table)
             seen.append(table)
             return table.loss
 

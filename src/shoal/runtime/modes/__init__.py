@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+
 from shoal import rules
+from shoal.axes.compression import Trait
 from shoal.runtime.agreement import Agreement
+from shoal.runtime.control import WIDTH
 from shoal.runtime.flats import Flats
 from shoal.runtime.modes.gradient import GradientMode
 from shoal.runtime.modes.local import LocalMode
@@ -26,6 +30,19 @@ class Seat(NamedTuple):
     workers: int
 
 
+def _rides(s: Strategy, parameters: Parameters) -> bool:
+    """Whether everybody's word on a step may travel behind the last gradients, for free.
+
+    It needs sums of exact numbers, fine enough to count samples, in an order that ends with the
+    last task.
+    """
+    plain = s.coordination.via == "collective" and rules.can_overlap(s) and not s.scheduling.slices
+    exact = Trait.LOSSLESS in s.compression.traits and Trait.ELEMENTWISE in s.compression.traits
+    kinds = {(p.dtype, p.device) for p in parameters.values()}
+    fine = all(dtype in (torch.float32, torch.float64) for dtype, _ in kinds)
+    return plain and exact and len(kinds) == 1 and fine
+
+
 def choose(
     strategy: Strategy, parameters: Parameters, seat: Seat, collect: Callable[[Agreement], None]
 ) -> Mode:
@@ -38,7 +55,8 @@ def choose(
         collect: puts the gradients of the last backward into an agreement.
     """
     s = strategy
-    agreement = Agreement(Flats(parameters), s.scheduling, s.compression)
+    tail = WIDTH * seat.workers if _rides(s, parameters) else 0
+    agreement = Agreement(Flats(parameters, tail=tail), s.scheduling, s.compression)
     if rules.sends_gradients(s):
         return GradientMode(agreement)
     if s.synchrony.waits and s.coordination.sends == "parameter":

@@ -1,0 +1,228 @@
+"""The collectives among ranks that share memory.
+
+Each is a loop of rounds. In a round a rank writes its part into its slot, meets the others, and
+reads or combines what they wrote; two slots in turns make one meeting a round enough (``board``).
+
+Combining a long message among three or more goes in two phases, each rank's share of work 1/n:
+
+1. Write all pieces but one's own; meet. Combine one's own piece over all ranks, into one's slot.
+2. Meet again. Copy everyone's piece from everyone's slot.
+
+Between two ranks, or for a short message, everyone combines everything: one meeting, no phase two.
+
+Memory is given by address, numbers as flat contiguous tensors, detached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ctypes import memmove
+
+from torch import Tensor
+
+from shoal.errors import LayoutMismatch
+from shoal.wire.shm.board import Board
+from shoal.wire.shm.reduction import Reduction
+from shoal.wire.shm.slots import ALIGN, Slots
+
+_SHORT_NBYTES = 16 << 10  # below, everyone combines everything
+
+
+class Host:
+    """The ranks of one group that share memory, as one of them sees them.
+
+    Args:
+        board: where they meet.
+        slots: where their data lies.
+    """
+
+    def __init__(self, board: Board, slots: Slots) -> None:
+        self.board, self.slots = board, slots
+        self.rank, self.size = board.lines.rank, board.lines.size
+
+    def _rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
+        """Cut ``total`` into (start, count), each in a slot of its own; at least one."""
+        for start in range(0, max(total, 1), most):
+            self.slots.next()
+            yield start, min(most, total - start)
+
+    def _meet(self, start: int, title: bytes) -> None:
+        """The first meeting of a collective compares titles."""
+        if start == 0:
+            self.board.begin(title)
+        else:
+            self.board.meet()
+
+    def barrier(self, title: bytes) -> None:
+        """Wait for everyone."""
+        self.board.begin(title)
+
+    def all_reduce(self, title: bytes, flat: Tensor, how: Reduction) -> None:
+        """Leave everyone's numbers, combined, in ``flat`` of everyone."""
+        if self.size == 2 or flat.nbytes <= _SHORT_NBYTES:
+            self._reduce(title, flat, how, range(self.size))
+        else:
+            self._reduce_in_pieces(title, flat, how)
+
+    def reduce(self, title: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
+        """Leave everyone's numbers, combined, in ``flat`` of one rank."""
+        self._reduce(title, flat, how, (root,))
+
+    def _reduce(self, title: bytes, flat: Tensor, how: Reduction, readers: Sequence[int]) -> None:
+        width, address = flat.element_size(), flat.data_ptr()
+        own = self.size == 2  # read one's own numbers where they are
+        for start, count in self._rounds(flat.numel(), self.slots.nbytes // width):
+            self.slots.put(0, address + start * width, count * width)
+            self._meet(start, title)
+            if self.rank in readers and count:
+                out = flat if count == flat.numel() else flat[start : start + count]
+                how(out, self._sources(out, 0, own=own))
+
+    def _sources(self, mine: Tensor, at: int, *, own: bool) -> list[Tensor]:
+        """The numbers of each rank: from its slot, or ``mine`` for this rank's own."""
+        numel, dtype, view = mine.numel(), mine.dtype, self.slots.view
+        return [
+            mine if own and rank == self.rank else view(rank, at, numel=numel, dtype=dtype)
+            for rank in range(self.size)
+        ]
+
+    def _reduce_in_pieces(self, title: bytes, flat: Tensor, how: Reduction) -> None:
+        width, address, slots = flat.element_size(), flat.data_ptr(), self.slots
+        grain = ALIGN // width
+        most = slots.nbytes // width // self.size // grain * grain * self.size
+        for start, count in self._rounds(flat.numel(), most):
+            piece = -(-count // self.size // grain) * grain  # numbers a rank combines
+            begin, end = min(self.rank * piece, count), min((self.rank + 1) * piece, count)
+            base = address + start * width
+            slots.put(0, base, begin * width)
+            slots.put(end * width, base + end * width, (count - end) * width)
+            self._meet(start, title)
+            if end > begin:
+                mine = flat[start + begin : start + end]
+                at, numel = begin * width, end - begin
+                out = slots.view(self.rank, at, numel=numel, dtype=flat.dtype)
+                how(out, self._sources(mine, at, own=True))
+            self.board.meet()
+            for rank in range(self.size):
+                at = min(rank * piece, count) * width
+                nbytes = min((rank + 1) * piece, count) * width - at
+                slots.get(rank, at, target=base + at, nbytes=nbytes)
+
+    def broadcast(self, title: bytes, address: int, nbytes: int, *, root: int) -> None:
+        """Copy one rank's memory to everyone's."""
+        for start, count in self._rounds(nbytes, self.slots.nbytes):
+            if self.rank == root:
+                self.slots.put(0, address + start, count)
+            self._meet(start, title)
+            if self.rank != root:
+                self.slots.get(root, 0, target=address + start, nbytes=count)
+
+    def all_gather(
+        self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
+    ) -> None:
+        """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
+        for start, count in self._rounds(nbytes, self.slots.nbytes):
+            self.slots.put(0, source + start, count)
+            self._meet(start, title)
+            for rank, target in enumerate(targets or ()):
+                if rank != self.rank:
+                    self.slots.get(rank, 0, target=target + start, nbytes=count)
+        if targets and targets[self.rank] != source:
+            memmove(targets[self.rank], source, nbytes)
+
+    def scatter(
+        self, title: bytes, sources: Sequence[int] | None, *, nbytes: int, target: int, root: int
+    ) -> None:
+        """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
+        most = self._share()
+        for start, count in self._rounds(nbytes, most):
+            for rank, source in enumerate(sources or ()):
+                self.slots.put(rank * most, source + start, count)
+            self._meet(start, title)
+            self.slots.get(root, self.rank * most, target=target + start, nbytes=count)
+
+    def _share(self) -> int:
+        """Bytes of a slot that go to one rank, when each gets its own."""
+        return self.slots.nbytes // self.size // ALIGN * ALIGN
+
+    def reduce_scatter(
+        self, title: bytes, sources: Sequence[int], *, mine: Tensor, out: Tensor, how: Reduction
+    ) -> None:
+        """Combine what all ranks have for this rank into ``out``.
+
+        Args:
+            title: of the collective.
+            sources: addresses of this rank's pieces, one for each rank.
+            mine: its piece for itself, as numbers.
+            out: where the result goes; may be ``mine``.
+            how: to combine.
+        """
+        width, share = out.element_size(), self._share()
+        own = self.size == 2
+        for start, count in self._rounds(out.numel(), share // width):
+            for rank, source in enumerate(sources):
+                if not own or rank != self.rank:
+                    self.slots.put(rank * share, source + start * width, count * width)
+            self._meet(start, title)
+            if count:
+                target, piece = out[start : start + count], mine[start : start + count]
+                how(target, self._sources(piece, self.rank * share, own=own))
+
+    def all_to_all(
+        self, title: bytes, sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]
+    ) -> None:
+        """Send each rank its own part.
+
+        Args:
+            title: of the collective.
+            sources: (address, bytes) of what goes to each rank.
+            targets: (address, bytes) of where each rank's part goes.
+
+        Raises:
+            LayoutMismatch: a rank sends more or less than another expects; on all ranks.
+        """
+        head = -(-16 * self.size // ALIGN) * ALIGN
+        share = (self.slots.nbytes - head) // self.size // ALIGN * ALIGN
+        sizes = [n for _, n in sources] + [n for _, n in targets]
+        table = b"".join(n.to_bytes(8, "little") for n in sizes)
+        start, longest = 0, 1
+        while start < longest:
+            self.slots.next()
+            if start == 0:
+                memmove(self.slots.address(self.rank), table, len(table))
+            self._send_parts(sources, start, head=head, share=share)
+            self._meet(start, title)
+            if start == 0:
+                longest = self._agree_parts()
+            self._take_parts(targets, start, head=head, share=share)
+            start += share
+
+    def _send_parts(
+        self, sources: Sequence[tuple[int, int]], start: int, *, head: int, share: int
+    ) -> None:
+        for rank, (source, nbytes) in enumerate(sources):
+            if nbytes > start:
+                self.slots.put(head + rank * share, source + start, min(share, nbytes - start))
+
+    def _take_parts(
+        self, targets: Sequence[tuple[int, int]], start: int, *, head: int, share: int
+    ) -> None:
+        at = head + self.rank * share
+        for rank, (target, nbytes) in enumerate(targets):
+            if nbytes > start:
+                count = min(share, nbytes - start)
+                self.slots.get(rank, at, target=target + start, nbytes=count)
+
+    def _agree_parts(self) -> int:
+        """The longest part of any rank, once all sizes are seen to fit."""
+        tables = [self.slots.integers(rank, 2 * self.size) for rank in range(self.size)]
+        names = self.board.lines.names
+        for sender, table in enumerate(tables):
+            for taker, sent in enumerate(table[: self.size]):
+                expected = tables[taker][self.size + sender]
+                if sent != expected:
+                    raise LayoutMismatch(
+                        f"all_to_all: rank {names[sender]} sends {sent} bytes to rank "
+                        f"{names[taker]}, which expects {expected}; the splits must agree"
+                    )
+        return max(max(table) for table in tables)

@@ -1,0 +1,73 @@
+"""Where data lies in a group's segment, and how it is copied in and out.
+
+Each rank has two slots, used in turns (see ``board``): a message is cut into rounds of at most one
+slot, and while the others still read what a rank wrote in one round, it may write the next. Copies
+go by address: a tensor that requires grad, or a type torch cannot copy, makes no difference.
+"""
+
+from __future__ import annotations
+
+from ctypes import memmove
+
+import torch
+from torch import Tensor
+
+from shoal.wire.shm.segment import Segment
+
+_VIEWS = 2048  # kept at most; the same few sizes come again and again
+ALIGN = 64
+
+
+class Slots:
+    """The slots of a group.
+
+    Args:
+        segment: shared by the group.
+        start: of the first slot, in bytes.
+        nbytes: of one slot; a multiple of ``ALIGN``.
+        rank: the rank in whose turn slots are handed out.
+    """
+
+    def __init__(self, segment: Segment, start: int, *, nbytes: int, rank: int) -> None:
+        self.nbytes, self.rank = nbytes, rank
+        self._base, self._start = segment.address + start, start
+        self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
+        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self.turn = 0
+
+    def next(self) -> None:
+        """Begin another round: with the other slot."""
+        self.turn ^= 1
+
+    def offset(self, rank: int) -> int:
+        """Where a rank's slot of this round begins in the segment."""
+        return self._start + (2 * rank + self.turn) * self.nbytes
+
+    def address(self, rank: int) -> int:
+        """Where a rank's slot of this round begins in this process."""
+        return self._base + (2 * rank + self.turn) * self.nbytes
+
+    def put(self, at: int, source: int, nbytes: int) -> None:
+        """Copy memory of this process into this rank's slot."""
+        memmove(self.address(self.rank) + at, source, nbytes)
+
+    def get(self, rank: int, at: int, *, target: int, nbytes: int) -> None:
+        """Copy from a rank's slot into memory of this process."""
+        memmove(target, self.address(rank) + at, nbytes)
+
+    def integers(self, rank: int, count: int) -> list[int]:
+        """The first ``count`` 64-bit integers of a rank's slot."""
+        values: list[int] = self.view(rank, 0, numel=count, dtype=torch.int64).tolist()
+        return values
+
+    def view(self, rank: int, at: int, *, numel: int, dtype: torch.dtype) -> Tensor:
+        """Part of a rank's slot as numbers."""
+        key = self.offset(rank) + at, numel, dtype
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            begin = key[0]
+            found = self._bytes[begin : begin + numel * dtype.itemsize].view(dtype)
+            self._views[key] = found
+        return found

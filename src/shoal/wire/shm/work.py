@@ -1,0 +1,166 @@
+"""What a collective returns, and the one thread of a group that makes the waiting ones progress.
+
+A call that waits for its result runs at once in the caller's thread, if nothing is before it. What
+was called with ``async_op=True`` is queued, and a thread of the group does it in the background;
+the order of calls is kept in either case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work as TorchWork
+
+from shoal.errors import ExchangeTimeout
+
+Task = Callable[[], None]
+
+
+class Work(TorchWork):
+    """A collective that is under way, or done.
+
+    Args:
+        tensors: what it leaves its result in.
+        done: whether it is done already.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], *, done: bool = False) -> None:
+        super().__init__()
+        self._tensors, self._error = tensors, None
+        self._done = done
+        self._gate: threading.Lock | None = None
+        self._future: Any = None
+        self._tokens = [None]  # whoever takes it settles the future
+        if not done:
+            self._gate = threading.Lock()
+            self._gate.acquire()
+
+    _error: BaseException | None
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Mark as done; wake whoever waits."""
+        self._error, self._done = error, True
+        if self._gate is not None:
+            self._gate.release()
+        if self._future is not None:
+            self._settle()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until done, and raise what went wrong.
+
+        Raises:
+            ExchangeTimeout: not done within ``timeout``.
+        """
+        if not self._done and self._gate is not None:
+            seconds = timeout.total_seconds() if timeout else 0.0
+            if not self._gate.acquire(timeout=seconds if seconds > 0 else -1):
+                raise ExchangeTimeout(f"a collective is not done within {seconds:g} s")
+            self._gate.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until done."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done, well or not."""
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether it is done and well."""
+        return self._done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, if anything did."""
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the result."""
+        self.wait()
+        return list(self._tensors)
+
+    def get_future(self) -> Any:
+        """A torch future of the tensors."""
+        if self._future is None:
+            self._future = torch.futures.Future()  # type: ignore[no-untyped-call]
+            if self._done:
+                self._settle()
+        return self._future
+
+    def _settle(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._tokens.pop()
+            if self._error is None:
+                self._future.set_result(list(self._tensors))
+            else:
+                self._future.set_exception(self._error)
+
+
+class Lane:
+    """Does tasks one after the other, in the order they came.
+
+    Args:
+        prepare: called before each task with whether it runs in the background.
+    """
+
+    def __init__(self, prepare: Callable[[bool], None]) -> None:
+        self._prepare = prepare
+        self._busy = threading.Lock()  # held by whoever runs a task
+        self._queue: queue.SimpleQueue[tuple[Work, Task] | None] = queue.SimpleQueue()
+        self._waiting = 0  # queued, not yet done; changed under _count
+        self._count = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def do(self, task: Task, tensors: Sequence[Tensor], *, background: bool) -> Work:
+        """Do a task now, or queue it."""
+        if not background and not self._waiting and self._busy.acquire(blocking=False):
+            try:
+                if not self._waiting:
+                    self._prepare(False)
+                    task()
+                    return Work(tensors, done=True)
+            finally:
+                self._busy.release()
+        work = Work(tensors)
+        with self._count:
+            self._waiting += 1
+            if self._thread is None:
+                name = "shoal collectives"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            self._queue.put((work, task))
+        if not background:
+            work.wait()
+        return work
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            work, task = item
+            error: BaseException | None = None
+            with self._busy:
+                try:
+                    self._prepare(True)
+                    task()
+                except BaseException as raised:
+                    error = raised
+            with self._count:
+                self._waiting -= 1
+            work.finish(error)
+            del work, task, item
+
+    def stop(self) -> None:
+        """Do what is queued, then end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            if thread is not threading.current_thread():
+                thread.join(5)
