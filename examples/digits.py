@@ -18,7 +18,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.runtime.train import progress
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
@@ -51,7 +50,7 @@ def main() -> None:
     with shoal.distribute(model, optimizer, loss=nn.functional.cross_entropy) as run:
         feed = run.loader(train, batch_size=args.batch_size, epochs=args.epochs, seed=0)
         start, samples = time.perf_counter(), 0
-        with progress(run, feed) as show:
+        with shoal.progress(run, feed) as show:
             for batch in feed:
                 step = run.step(batch)
                 samples += step.samples

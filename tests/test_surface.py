@@ -49,14 +49,16 @@ def test_all_is_sorted_and_every_name_of_it_exists(name: str) -> None:
     assert [name for name in names if not hasattr(module, name)] == []
 
 
-def test_everything_public_in_shoal_is_in_all() -> None:
-    public = {
-        name
-        for name, value in vars(shoal).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert public == set(shoal.__all__)
-    assert set(FUNCTIONS) <= public
+def test_every_technique_is_a_name_of_shoal_and_means_the_technique() -> None:
+    """Whatever was imported before: a submodule of the same name must not take its place."""
+    assert set(FUNCTIONS) <= set(shoal.__all__)
+    assert [name for name, f in FUNCTIONS.items() if getattr(shoal, name) is not f] == []
+
+
+def test_the_names_of_shoal_are_those_it_lists() -> None:
+    assert set(dir(shoal)) >= set(shoal.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'topq'"):
+        shoal.topq  # noqa: B018
 
 
 def ruff_order(name: str) -> tuple[int, str]:
@@ -82,6 +84,11 @@ def test_importing_shoal_loads_nothing_heavy_that_torch_does_not() -> None:
     after = loaded_by("import torch, shoal")
     added = [name for name in after if name not in before]
     assert under(HEAVY + HEAVY_TORCH, added) == set()
+
+
+def test_asking_for_help_does_not_load_torch() -> None:
+    loaded = loaded_by("from shoal.cli import main; main(['--help'])")
+    assert under(("torch", "numpy"), loaded) == set()
 
 
 OPTIONS = {

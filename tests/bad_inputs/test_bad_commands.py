@@ -178,7 +178,7 @@ def shoal_run(place: Path, text: str, *options: str, **env: str) -> Ended:
     )  # fmt: skip
     left = [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if names(entry, script)]
     assert not left, "processes were left behind"
-    assert not list((place / "tmp").iterdir())
+    assert not list((place / "tmp").glob("shoal*"))
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
@@ -234,7 +234,7 @@ def test_a_sample_that_cannot_be_read_on_one_rank_is_named_with_exit_code_2(
     """
     code, _, err = shoal_run(tmp_path, text, "-n", "2", "--timeout", "60")
     assert code == 2
-    assert "rank 1 failed first: exit code 2" in err or "rank 1 failed first" in err
+    assert "rank 1 failed first" in err
     assert "UsageError: sample 7 of Rows cannot be read: OSError('disk gone')" in err
     assert "then rank 0" in err
     assert "(PeerLost: rank 1 failed: UsageError: sample 7" in err
@@ -250,7 +250,7 @@ def test_a_learning_rate_that_differs_is_told_once_with_exit_code_2(tmp_path: Pa
 
 
 @pytest.mark.gloo
-def test_a_nan_on_one_rank_is_named_and_not_started_again_in_vain(tmp_path: Path) -> None:
+def test_a_nan_on_one_rank_is_named_with_its_step(tmp_path: Path) -> None:
     text = """
     run = start(loss=lambda o, t: loss(o, t) * (math.nan if RANK == 1 and run.steps else 1))
     for _ in range(3):
@@ -263,7 +263,7 @@ def test_a_nan_on_one_rank_is_named_and_not_started_again_in_vain(tmp_path: Path
 
 
 @pytest.mark.gloo
-def test_one_worker_with_a_server_trains_and_the_server_goes(tmp_path: Path) -> None:
+def test_a_strategy_with_servers_trains_on_one_worker_without_any(tmp_path: Path) -> None:
     text = "print(start().step((X, Y)).samples)"
     code, out, err = shoal_run(tmp_path, text, "-n", "1", "-s", "parameter_server, asp")
     assert code == 0, err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_batch_that_does_not_divide_the_dataset_leaves_a_smaller_one() -> None
 
 def test_a_stream_without_a_length_is_read_to_its_end() -> None:
     assert len(losses(Stream(9))) == 3
-    assert len(losses(sample for sample in DATA)) == 2
+    assert len(losses(DATA[i] for i in range(8))) == 2
     with pytest.raises(TypeError, match="no len"):
         len(started().loader(Stream(9), 4))
 
@@ -109,6 +110,15 @@ def test_a_sample_that_raises_is_named() -> None:
 
     with pytest.raises(UsageError, match=r"sample 5 of Made cannot be read: OSError.*disk gone"):
         losses(Made(faulty))
+
+
+@pytest.mark.gloo
+def test_a_process_that_dies_while_it_reads_ends_the_loop() -> None:
+    def deadly(index: int) -> Any:
+        os._exit(3)
+
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
+        losses(Made(deadly), processes=1)
 
 
 @pytest.mark.parametrize("dataset", [None, 5, object()])

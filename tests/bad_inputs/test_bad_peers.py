@@ -37,7 +37,7 @@ def _differ(kind: str) -> None:
     if odd and kind == "dtype":
         model.double()
     if odd and kind == "frozen":
-        model[0].bias.requires_grad_(False)  # type: ignore[operator]
+        model[0].bias.requires_grad_(False)
     if odd and kind == "buffer":
         model[1] = nn.BatchNorm1d(4, track_running_stats=False)
     if kind == "strategy":

@@ -13,7 +13,14 @@ from bad_input_forms import DATA, TwoHeads, X, Y, cross_entropy, sgd, started
 from torch import Tensor, nn
 
 import shoal
-from shoal.errors import CheckpointError, CheckpointMissing, NonFinite, UnknownName, UsageError
+from shoal.errors import (
+    CheckpointError,
+    CheckpointMismatch,
+    CheckpointMissing,
+    NonFinite,
+    UnknownName,
+    UsageError,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,7 @@ class Square(torch.autograd.Function):
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * math.inf
 
 
@@ -97,7 +104,7 @@ def test_an_update_needs_a_backward() -> None:
     with pytest.raises(UsageError, match=r"run\.backward was not called since the last update"):
         run.update()
     run.step((X, Y))
-    cross_entropy(run.model(X), Y).backward()
+    cross_entropy(run.model(X), Y).backward()  # type: ignore[no-untyped-call]
     with pytest.raises(UsageError, match=r"not loss\.backward\(\), which would weigh samples"):
         run.update()
 
@@ -127,9 +134,10 @@ def test_a_graph_is_used_once() -> None:
 def test_a_closed_run_trains_no_more_but_can_be_looked_at(tmp_path: Path) -> None:
     with started() as run:
         run.step((X, Y))
-    for late in (lambda: run.step((X, Y)), run.update):
-        with pytest.raises(UsageError, match="this run is closed"):
-            late()
+    with pytest.raises(UsageError, match="this run is closed"):
+        run.step((X, Y))
+    with pytest.raises(UsageError, match="this run is closed"):
+        run.update()
     run.close()
     assert run.evaluate(DATA)["loss"] > 0
     run.save(tmp_path)
@@ -183,6 +191,20 @@ def test_a_checkpoint_is_restored_from_where_there_is_one(tmp_path: Path) -> Non
     file.touch()
     with pytest.raises(CheckpointError, match="is a file: name a directory"):
         run.save(file)
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_first_difference(
+    tmp_path: Path,
+) -> None:
+    started().save(tmp_path)
+    for model, said in (
+        (nn.Linear(4, 3), r"weight.*\(2, 4\).*\(3, 4\)|weight.*\(3, 4\).*\(2, 4\)"),
+        (nn.Linear(4, 2).double(), "float64"),
+        (nn.Linear(4, 2, bias=False), "bias"),
+        (nn.Sequential(nn.Linear(4, 2)), "0.weight"),
+    ):
+        with pytest.raises(CheckpointMismatch, match=said):
+            started(model).restore(tmp_path)
 
 
 def test_unused_parameters_are_no_error_and_named_once(caplog: pytest.LogCaptureFixture) -> None:

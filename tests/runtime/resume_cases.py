@@ -1,4 +1,4 @@
-"""A training that can be killed after a step and taken up again; shared by the tests of resuming."""
+"""A training that can be killed after a step and taken up again, for the tests of resuming."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def held(run: Run) -> Mapping[str, Tensor]:
     return next(iter(run.replicas.values())).source.trainable()
 
 
-class turn:  # noqa: N801: reads as a function
+class turn:  # reads as a function
     """One worker after the other, so that asynchronous training is the same every time."""
 
     def __init__(self, run: Run, case: Case) -> None:

@@ -55,7 +55,7 @@ def test_peers_that_never_wait_go_on_each_from_its_own_model(tmp_path: Path) -> 
     case = Case("gossip(ring), asp, fifo", takes_turns=True)
     whole = uninterrupted(3, case, tmp_path)
     resumed = interrupted(3, case, tmp_path, after=5)
-    first, second = (list(w.parameters.values())[0] for w in whole[:2])
+    first, second = (next(iter(w.parameters.values())) for w in whole[:2])
     assert not first.equal(second), "or the law would be empty"
     assert_same(whole, resumed)
 

@@ -50,6 +50,7 @@ def restored(case: Case, directory: str) -> Seen:
     heard = logging.Handler()
     heard.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shoal").addHandler(heard)
+    logging.getLogger("shoal").setLevel(logging.INFO)
     run = shoal.distribute(
         model, optimizer, loss=nn.functional.cross_entropy, strategy=case.strategy
     )

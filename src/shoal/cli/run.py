@@ -53,7 +53,8 @@ def run(
     if strategy is not None:
         plan = read_strategy(strategy, options.world_size)
         death = plan.coordination.on_death  # what a worker's death means is the strategy's to say
-        options = replace(options, servers=plan.coordination.servers, on_death=death)
+        servers = plan.coordination.servers if options.world_size > 1 else 0  # one needs none
+        options = replace(options, servers=servers, on_death=death)
     raise typer.Exit(launch(command, options))
 
 

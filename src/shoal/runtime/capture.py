@@ -1,7 +1,8 @@
-"""Capture: run a script on meta tensors up to its first step, and take what it would train.
+"""Capture: run a script up to its first step, and take what it would train.
 
-The script is run as ever, with ``SHOAL_MODE=capture`` and tensors without storage, so that a model
-of any size fits. ``distribute`` gives it a stand-in for a run; the first step ends the script.
+The script is run as ever, with ``SHOAL_MODE=capture``. Its data are real, its models are built
+without memory, so that one of any size fits. ``distribute`` gives it a stand-in for a run; the
+first step ends the script.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import default_collate
+from torch import Tensor, nn
 
+from shoal.data.batch import move
 from shoal.errors import UsageError
+from shoal.runtime.feed import Feed
 from shoal.runtime.join import World
 from shoal.runtime.run import Run
 from shoal.runtime.settings import Settings
+from shoal.runtime.step import Step
 from shoal.runtime.team import Team
+from shoal.runtime.weightless import META, Weightless, strip
 from shoal.strategy import Strategy
 from shoal.timeline.record import NullRecorder
 
@@ -36,7 +41,7 @@ class Captured:
     Attributes:
         models: name -> (model, optimizer), on the meta device.
         loss: as given to ``distribute``.
-        batch: the first batch, of the global batch size.
+        batch: the first batch, of the global batch size, on the meta device.
         strategy: the script's own, or auto.
         settings: the script's own.
     """
@@ -64,35 +69,70 @@ def wanted() -> bool:
 class StandIn(Run):
     """A run that ends at its first step."""
 
-    _found: tuple[Any, Any, Strategy, Settings]
+    models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
-    def loader(self, dataset: Any, batch_size: int, **options: Any) -> Any:
-        """One batch, of the first samples."""
-        collate = options.get("collate") or default_collate
-        length = min(batch_size, len(dataset)) if hasattr(dataset, "__len__") else batch_size
-        if hasattr(dataset, "__getitem__"):
-            return [collate([dataset[i] for i in range(length)])]
-        return [collate([sample for sample, _ in zip(dataset, range(length), strict=False)])]
+    @property
+    def model(self) -> nn.Module:
+        """The model, where there is one."""
+        return next(iter(self.models.values()))[0]
+
+    def loader(self, dataset: Any, batch_size: int, **options: Any) -> Feed:
+        """The script's own, read in this process."""
+        return super().loader(dataset, batch_size, **{**options, "processes": 0})
+
+    def step(self, batch: Any) -> Step:
+        """The first step is the end."""
+        raise self._stop(batch)
 
     def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
-        """The first micro-batch is the end."""
-        models, loss, strategy, settings = self._found
-        raise Stop(Captured(models, loss, batch, strategy, settings))
+        """So is the first micro-batch."""
+        raise self._stop(batch)
 
-    def step(self, batch: Any) -> Any:
-        """The first step is the end."""
-        return self.micro(batch)
+    def forward(self, micro: Any) -> Tensor:
+        """So is a forward of one's own."""
+        raise self._stop(micro)
+
+    def backward(self, loss: Tensor, samples: int | None = None) -> None:
+        """So is a backward."""
+        raise self._stop(self._last())
+
+    def update(
+        self, name: str | None = None, *, closure: Callable[[], Tensor] | None = None
+    ) -> Step:
+        """So is an update."""
+        raise self._stop(self._last())
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Nothing is known before the first step."""
+        metrics = options.get("metrics") or {}
+        return dict.fromkeys(["loss", *metrics], float("nan"))
+
+    def save(self, path: Any = None) -> Path:
+        """Nothing is saved."""
+        return Path(path or self.team.settings.checkpoint or ".")
 
     def restore(self, path: Any = None) -> bool:
         """Nothing is restored."""
         return False
 
+    def close(self) -> None:
+        """Nothing was opened."""
+
+    def _last(self) -> Any:
+        yielded = [feed.loader.last for feed in self.feeds if feed.loader.last is not None]
+        return yielded[-1] if yielded else None
+
+    def _stop(self, batch: Any) -> Stop:
+        team = self.team
+        found = None if batch is None else move(batch, META)
+        return Stop(Captured(self.models, self.loss, found, team.strategy, team.settings))
+
 
 def stand_in(models: Any, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
     """What ``distribute`` gives a script that is captured."""
-    world = World(0, 1, 0, 1, torch.device("meta"), "none", None)
+    world = World(0, 1, 0, 1, META, "none", None)
     run = StandIn({}, loss=loss, team=Team(world, strategy, settings, NullRecorder()))
-    run._found = (models, loss, strategy, settings)
+    run.models = models
     return run
 
 
@@ -102,15 +142,33 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
     Args:
         script: its path.
         arguments: what it finds in ``sys.argv``.
+
+    Raises:
+        UsageError: there is no such script, or it ended without a step.
     """
-    if not os.path.isfile(script):
-        raise UsageError(f"no script at {os.fspath(script)!r}")
+    name = os.fspath(script)
+    if not os.path.isfile(name):
+        raise UsageError(f"no script at {name!r}")
+    state = torch.get_rng_state()
     try:
-        with _as_main(os.fspath(script), arguments), torch.device("meta"):
-            runpy.run_path(os.fspath(script), run_name="__main__")
+        with _as_main(name, arguments), Weightless():
+            runpy.run_path(name, run_name="__main__")
     except Stop as stop:
+        for model, optimizer in stop.captured.models.values():
+            strip(model, optimizer)
         return stop.captured
-    raise UsageError(f"{os.fspath(script)} ended without a step: does it call shoal.distribute?")
+    except SystemExit as end:
+        raise UsageError(f"{name} exited ({end.code}) before its first step") from end
+    except RuntimeError as error:
+        if "meta tensor" not in str(error):
+            raise
+        raise UsageError(
+            f"{name} reads numbers of its model before the first step, and there are none while it "
+            "is captured: move that behind the first step"
+        ) from error
+    finally:
+        torch.set_rng_state(state)
+    raise UsageError(f"{name} ended without a step: does it call shoal.distribute and run.step?")
 
 
 @contextmanager

@@ -35,8 +35,8 @@ def judge(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Judged:
     return Judged(_scalar(found), output, target)
 
 
-def differentiate(loss: Any, scale: float) -> None:
-    """Add the gradients of ``scale`` times a loss; what has none is refused with the way out."""
+def differentiable(loss: Any) -> Tensor:
+    """The loss, if it has a gradient; else it is refused with the way out."""
     scalar = _scalar(loss)
     if not scalar.requires_grad or scalar.is_complex():
         what = "a complex number" if scalar.is_complex() else "not connected to any parameter"
@@ -44,8 +44,13 @@ def differentiate(loss: Any, scale: float) -> None:
             f"the loss is {what}, so it has no gradient: compute it from the model's output "
             "without .detach(), .item(), torch.no_grad() or a comparison, and keep it real"
         )
+    return scalar
+
+
+def differentiate(loss: Tensor, scale: float) -> None:
+    """Add the gradients of ``scale`` times a loss."""
     try:
-        (scalar if scale == 1 else scalar * scale).backward()  # type: ignore[no-untyped-call]
+        (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "backward through the graph a second time" not in str(error):
             raise

@@ -20,7 +20,7 @@ from shoal.runtime import restoring, saving
 from shoal.runtime.evaluation import Metric, evaluate
 from shoal.runtime.explained import Explained
 from shoal.runtime.feed import Feed
-from shoal.runtime.objective import Loss, differentiate, judge
+from shoal.runtime.objective import Loss, differentiable, differentiate, judge
 from shoal.runtime.replica import Replica
 from shoal.runtime.step import Step
 from shoal.runtime.tally import Tally
@@ -189,7 +189,7 @@ class Run:
             samples: how many; by default those of the micro-batch at hand.
         """
         self._own_loop("backward")
-        tally = self._tally
+        loss, tally = differentiable(loss), self._tally
         samples = samples or tally.micro or 1
         scale = tally.scale(samples, self.team.share.count)
         if tally.last:

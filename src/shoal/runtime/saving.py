@@ -5,7 +5,8 @@ own: what its axes remember, its random state, its buffers and, where replicas d
 
 A batch counts as trained once it was yielded. So ``run.save`` belongs between two batches (after
 the step), and automatic saves wait until the loop asks for the next one: then all models of the run
-were updated and schedulers have stepped, and each batch is trained exactly once.
+were updated and schedulers have stepped, and each batch is trained exactly once. Gradients that no
+update has used yet are not saved.
 """
 
 from __future__ import annotations

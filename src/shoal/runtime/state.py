@@ -130,15 +130,17 @@ def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State
             f"{len(optimizer.param_groups)}: build it as it was when saved"
         )
     names = _names(optimizer, named)
-    for index, (group, saved) in enumerate(
-        zip(optimizer.param_groups, state["groups"], strict=True)
-    ):
-        for name in (names[id(p)] for p in group["params"]):
-            if name not in saved["params"]:
-                raise CheckpointMismatch(
-                    f"{name} is in group {index} of this optimizer, but not of the checkpoint's: "
-                    "build it as it was when saved"
-                )
+    groups = zip(optimizer.param_groups, state["groups"], strict=True)
+    for index, (group, saved) in enumerate(groups):
+        mine = {names[id(p)] for p in group["params"]}
+        theirs = {name for name in saved["params"] if name in named}  # stages hold only theirs
+        for name in sorted(mine ^ theirs):
+            who = "this optimizer, but not of the checkpoint's"
+            other = "the checkpoint's optimizer, but not of this one"
+            raise CheckpointMismatch(
+                f"{name} is in group {index} of {who if name in mine else other}: "
+                "build it as it was when saved"
+            )
 
 
 @torch.no_grad()

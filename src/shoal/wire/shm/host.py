@@ -21,7 +21,8 @@ from ctypes import memmove
 from torch import Tensor
 
 from shoal.errors import LayoutMismatch
-from shoal.wire.shm.board import Board
+from shoal.wire.shm.board import Board, entitled
+from shoal.wire.shm.bucket import Bucket, Span
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.slots import ALIGN, Slots
 
@@ -38,6 +39,7 @@ class Host:
 
     def __init__(self, board: Board, slots: Slots) -> None:
         self.board, self.slots = board, slots
+        self.buckets: list[Bucket] = []
         self.rank, self.size = board.lines.rank, board.lines.size
 
     def _rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
@@ -55,14 +57,27 @@ class Host:
 
     def barrier(self, title: bytes) -> None:
         """Wait for everyone."""
+        self.slots.next()  # as all do once before they first meet: so turns agree after a mismatch
         self.board.begin(title)
 
     def all_reduce(self, title: bytes, flat: Tensor, how: Reduction) -> None:
         """Leave everyone's numbers, combined, in ``flat`` of everyone."""
+        for bucket in self.buckets:
+            span = bucket.span(flat)
+            if span is not None:
+                self._reduce_in_place(title, bucket, span, how)
+                return
         if self.size == 2 or flat.nbytes <= _SHORT_NBYTES:
             self._reduce(title, flat, how, range(self.size))
         else:
             self._reduce_in_pieces(title, flat, how)
+
+    def _reduce_in_place(self, title: bytes, bucket: Bucket, span: Span, how: Reduction) -> None:
+        self.slots.next()
+        where = f" in place at {self.buckets.index(bucket)}+{span.offset}"
+        self.board.begin(entitled(title.decode().strip() + where))
+        bucket.reduce(span, how)
+        self.board.meet()
 
     def reduce(self, title: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
         """Leave everyone's numbers, combined, in ``flat`` of one rank."""

@@ -77,7 +77,7 @@ def reduction(op: object, dtype: torch.dtype) -> Reduction:
     Raises:
         BadArgument: the type has no such operation.
     """
-    kind = op.op if isinstance(op, dist.ReduceOp) else op
+    kind = op if isinstance(op, _KINDS) else getattr(op, "op", op)
     known = _TORCH.get(kind)
     call = f"reduce op {kind} of {dtype}"
     if known is None:

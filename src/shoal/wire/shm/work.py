@@ -110,10 +110,13 @@ class Lane:
 
     Args:
         prepare: called before each task with whether it runs in the background.
+        failed: called with whatever a task raises.
     """
 
-    def __init__(self, prepare: Callable[[bool], None]) -> None:
-        self._prepare = prepare
+    def __init__(
+        self, prepare: Callable[[bool], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._prepare, self._failed = prepare, failed
         self._busy = threading.Lock()  # held by whoever runs a task
         self._queue: queue.SimpleQueue[tuple[Work, Task] | None] = queue.SimpleQueue()
         self._waiting = 0  # queued, not yet done; changed under _count
@@ -128,6 +131,9 @@ class Lane:
                     self._prepare(False)
                     task()
                     return Work(tensors, done=True)
+            except BaseException as error:
+                self._failed(error)
+                raise
             finally:
                 self._busy.release()
         work = Work(tensors)
@@ -151,6 +157,7 @@ class Lane:
                     self._prepare(True)
                     task()
                 except BaseException as raised:
+                    self._failed(raised)
                     error = raised
             with self._count:
                 self._waiting -= 1

@@ -1,0 +1,23 @@
+"""The ``shoal`` backend of torch.distributed: collectives at memory speed inside a host.
+
+Importing this package loads neither torch nor the backend; the first group does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.wire.shm.registration import register
+
+if TYPE_CHECKING:
+    from shoal.wire.shm.group import ShoalGroup, allocate
+
+__all__ = ["ShoalGroup", "allocate", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ShoalGroup", "allocate"):
+        from shoal.wire.shm import group
+
+        return getattr(group, name)
+    raise AttributeError(f"module 'shoal.wire.shm' has no attribute {name!r}")

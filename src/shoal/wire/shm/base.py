@@ -1,0 +1,155 @@
+"""What every part of the process group stands on: its names, its order of work, its end.
+
+torch finds a group by name, asks it for its device types and backend, and takes it down; the C++
+forms of these want a backend written in C++, so they are all answered here.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.errors import LayoutMismatch, PeerLost, UsageError
+from shoal.wire.shm.board import entitled
+from shoal.wire.shm.connect import Place
+from shoal.wire.shm.flat import spell
+from shoal.wire.shm.work import Lane, Work
+
+Options = Any  # torch's own options, one class a collective, all with asyncOp
+
+
+@lru_cache(maxsize=1024)
+def title(name: str, dtype: torch.dtype, numel: int) -> bytes:
+    """What ranks compare before a collective, and what errors show."""
+    return entitled(f"{name} of {spell(dtype, numel)}")
+
+
+class Base(dist.ProcessGroup):
+    """A process group without any collective.
+
+    Args:
+        store: of the group.
+        rank: of this process in the group.
+        size: how many ranks.
+        place: from ``connect``.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, store: dist.Store, rank: int, size: int, *, place: Place) -> None:
+        super().__init__(rank, size)  # the form with a store cannot be subclassed
+        self._store, self._pid, self._names = store, os.getpid(), ("", "undefined")
+        self._wire, self._post, self._board = place.host, place.post, place.host.board
+        self._broken: BaseException | None = None
+        self._order, self._nodes = 0, place.nodes
+        board, own = self._board, weakref.ref(self)
+        self._lane = Lane(lambda background: _prepare(own(), background), lambda e: _fail(own(), e))
+        self._end = weakref.finalize(self, _close, self._lane, self._post, board)
+        self._end.atexit = False
+
+    def _do(
+        self, task: Callable[[], None], outputs: Sequence[Tensor], opts: Options = None
+    ) -> Work:
+        """Have a collective done, in the order of calls; now, unless it may be waited for later."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"this group belongs to process {self._pid}, of which process {os.getpid()} is a "
+                "fork; make a new group here"
+            )
+        if not self._end.alive:
+            raise UsageError(f"group {self.group_name!r} has been destroyed; make a new one")
+        self._order += 1
+        return self._lane.do(task, outputs, background=opts is None or opts.asyncOp)
+
+    def get_group_store(self) -> dist.Store:
+        """The store the group was made with."""
+        return self._store
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Asked for by torch's C++ side."""
+        return "shoal"
+
+    def name(self) -> str:
+        """Of the backend."""
+        return "shoal"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether torch may ask the backend for memory; it has its own way (``allocate``)."""
+        return False
+
+    @property
+    def group_name(self) -> Any:
+        """What torch registers the group under."""
+        return self._names[0]
+
+    def _set_group_name(self, name: str) -> None:
+        self._names = (name, self._names[1])
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for."""
+        return self._names[1]
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._names = (self._names[0], desc)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._order
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Every group counts from zero."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long to wait for other ranks."""
+        self._board.seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Take leave of the group: end its threads, let go of its memory."""
+        self._end()
+
+    def abort(self) -> None:
+        """Give up at once: the others are told, and so is whoever waits here."""
+        self._board.fail(PeerLost("the group was aborted"))
+        self._end()
+
+
+def _prepare(group: Base | None, background: bool) -> None:
+    if group is None:
+        raise UsageError("the group is gone")
+    if group._broken is not None:
+        raise PeerLost(f"the group has failed before: {group._broken}") from group._broken
+    board = group._board
+    # In the background somebody else here may have work for the core, and for Python's lock.
+    board.spins = 0 if background else board.eager_spins
+
+
+def _fail(group: Base | None, error: BaseException) -> None:
+    """Remember what went wrong, and tell; but all ranks see a mismatch alike and can go on."""
+    if group is not None and not isinstance(error, LayoutMismatch) and group._broken is None:
+        group._broken = error
+        group._board.fail(error)
+
+
+def _close(lane: Lane, post: Any, board: Any) -> None:
+    lane.stop()
+    post.stop()
+    board.leave()

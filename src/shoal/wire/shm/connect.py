@@ -1,0 +1,199 @@
+"""How the ranks of a group find each other, and what they then share.
+
+1. Every rank tells the store which system it runs on and who it is (``peers``).
+2. The first rank of each system makes a segment; the others map it. One that cannot reach it, though
+   it seemed to be on the same system, is treated as a host of its own.
+3. The segment is withdrawn: from now on it lives in the mappings alone.
+
+The layout of a segment: lines, then two slots a rank, then a ring for each ordered pair of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from torch.distributed import Store
+
+from shoal.errors import BadArgument
+from shoal.wire.shm import segment as segments
+from shoal.wire.shm.board import Board
+from shoal.wire.shm.host import Host
+from shoal.wire.shm.lines import LINE_NBYTES, Lines
+from shoal.wire.shm.peers import Peer, host_key, myself
+from shoal.wire.shm.post import Post
+from shoal.wire.shm.ring import Ring, ring_nbytes
+from shoal.wire.shm.segment import Segment
+from shoal.wire.shm.slots import ALIGN, Slots
+
+LIMIT = "SHOAL_SHM_MB"
+"""Environment variable: the most megabytes that a group's segment may have."""
+_LIMIT_MB = 256.0
+_SLOT_NBYTES = 1 << 20
+_CELL_NBYTES = 64 << 10
+
+
+class Layout(NamedTuple):
+    """Where things lie in the segment of ``size`` ranks."""
+
+    size: int
+    slot_nbytes: int
+    cell_nbytes: int
+
+    @property
+    def slots(self) -> int:
+        """Where the slots begin."""
+        return segments.rounded(self.size * LINE_NBYTES)
+
+    @property
+    def rings(self) -> int:
+        """Where the rings begin."""
+        return self.slots + 2 * self.size * self.slot_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole segment."""
+        return self.rings + self.size**2 * ring_nbytes(self.cell_nbytes)
+
+    def ring(self, sender: int, receiver: int) -> int:
+        """Where the ring from one rank to another begins."""
+        return self.rings + (sender * self.size + receiver) * ring_nbytes(self.cell_nbytes)
+
+
+def layout(size: int, limit_nbytes: int) -> Layout:
+    """The largest slots and cells, up to the usual, that fit the limit."""
+    slot, cell = _SLOT_NBYTES, _CELL_NBYTES
+    while (found := Layout(size, slot, cell)).nbytes > limit_nbytes:
+        slot, cell = slot // 2, max(cell // 2, ALIGN)
+        if slot < 32 * ALIGN * size:
+            raise BadArgument(
+                f"{LIMIT}={limit_nbytes / 2**20:g}",
+                f"too small for {size} ranks, which need {found.nbytes / 2**20:.1f} MB or more",
+            )
+    return found
+
+
+def limit_nbytes() -> int:
+    """The most that a segment may have: by option, and a quarter of the memory there is."""
+    text = os.environ.get(LIMIT, str(_LIMIT_MB))
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not 0 < limit < float("inf"):
+        raise BadArgument(f"{LIMIT}={text}", "must be a positive number of megabytes")
+    free = _available()
+    return int(min(limit * 2**20, free / 4)) if free else int(limit * 2**20)
+
+
+def _available() -> int:
+    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+class Meeting(NamedTuple):
+    """What a rank knows once all have told who they are.
+
+    Attributes:
+        store: of the group.
+        rank: of this process in the group.
+        names: what each rank of the group is called: its rank in the whole program.
+        seconds: how long to wait for others in a collective.
+    """
+
+    store: Store
+    rank: int
+    names: Sequence[int]
+    seconds: float
+
+
+class Place(NamedTuple):
+    """One host's part of a group, as one of its ranks sees it."""
+
+    host: Host
+    post: Post
+    nodes: tuple[tuple[int, ...], ...]  # the group's ranks by host, each ascending
+
+
+def connect(meeting: Meeting) -> Place:
+    """Find the ranks that share memory with this one, and share a segment with them."""
+    store, rank, size = meeting.store, meeting.rank, len(meeting.names)
+    me = myself()
+    store.set(f"peer/{rank}", json.dumps([host_key(), me.pid, me.started]))
+    cards = [json.loads(card) for card in store.multi_get([f"peer/{r}" for r in range(size)])]
+    keys = [card[0] for card in cards]
+    near = [r for r in range(size) if keys[r] == keys[rank]]
+    plan = layout(len(near), limit_nbytes()) if near[0] == rank else None
+    segment, plan = _share(store, rank, near, plan)
+    reach = store.multi_get([f"mapped/{r}" for r in range(size)])
+    nodes = _nodes(keys, [answer == b"1" for answer in reach])
+    mine = next(node for node in nodes if rank in node)
+    if segment is None:
+        plan = layout(1, limit_nbytes())
+        segment = _alone(plan)
+    plan = plan._replace(size=len(mine))
+    peers = [Peer(cards[r][1], cards[r][2]) for r in mine]
+    names = [meeting.names[r] for r in mine]
+    lines = Lines(segment, mine.index(rank), peers=peers, names=names)
+    return Place(*_furnish(segment, plan, lines, meeting.seconds), nodes)
+
+
+def _share(
+    store: Store, rank: int, near: Sequence[int], plan: Layout | None
+) -> tuple[Segment | None, Layout]:
+    """Make the segment, or map it; None where it cannot be reached."""
+    if plan is not None:
+        offer = segments.make(plan.nbytes)
+        try:
+            segment = segments.map_own(offer)
+            store.set(f"segment/{rank}", json.dumps([offer.path, offer.nbytes, *plan]))
+            store.set(f"mapped/{rank}", "1")
+            store.multi_get([f"mapped/{r}" for r in near])
+        finally:
+            offer.withdraw()
+        return segment, plan
+    path, nbytes, *told = json.loads(store.get(f"segment/{near[0]}"))
+    try:
+        found: Segment | None = segments.map_from(path, nbytes)
+    except OSError:
+        found = None
+    store.set(f"mapped/{rank}", "0" if found is None else "1")
+    return found, Layout(*told)
+
+
+def _nodes(keys: Sequence[str], reached: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by host: those of one system that reached its segment, and each other one alone."""
+    hosts: dict[str, list[int]] = {}
+    for rank, (key, ok) in enumerate(zip(keys, reached, strict=True)):
+        hosts.setdefault(key if ok else f"rank {rank}", []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def _alone(plan: Layout) -> Segment:
+    offer = segments.make(plan.nbytes)
+    try:
+        return segments.map_own(offer)
+    finally:
+        offer.withdraw()
+
+
+def _furnish(segment: Segment, plan: Layout, lines: Lines, seconds: float) -> tuple[Host, Post]:
+    board, rank, cell = Board(lines, seconds), lines.rank, plan.cell_nbytes
+
+    def ring(sender: int, receiver: int) -> Ring | None:
+        other = receiver if sender == rank else sender
+        if sender == receiver:
+            return None
+        start = plan.ring(sender, receiver)
+        return Ring(segment, start, cell_nbytes=cell, lines=lines, other=other)
+
+    slots = Slots(segment, plan.slots, nbytes=plan.slot_nbytes, rank=rank)
+    outward = [ring(rank, other) for other in range(lines.size)]
+    inward = [ring(other, rank) for other in range(lines.size)]
+    return Host(board, slots), Post(board, outward, inward)

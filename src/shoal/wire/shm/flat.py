@@ -1,0 +1,52 @@
+"""Tensors as the backend moves them: flat, contiguous, detached, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.errors import BadArgument
+
+
+def flatten(tensor: Tensor, call: str) -> Tensor:
+    """A flat contiguous form: the same memory where the tensor has such, else a copy.
+
+    Raises:
+        BadArgument: the tensor is not a dense one of the CPU.
+    """
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise BadArgument(
+            f"{call} of a {tensor.layout} tensor on {tensor.device}",
+            'the shoal backend moves dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
+        )
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    return plain.contiguous().view(-1)
+
+
+def restore(tensor: Tensor, flat: Tensor) -> None:
+    """Write a flat form back into the tensor it was made of, if that is other memory."""
+    if flat.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def same(tensors: Sequence[Tensor], like: Tensor, *, numel: int, call: str) -> None:
+    """Make sure that tensors have one size and type.
+
+    Raises:
+        BadArgument: one has not.
+    """
+    for tensor in tensors:
+        if tensor.numel() != numel or tensor.dtype != like.dtype:
+            raise BadArgument(
+                call,
+                f"expects {numel} numbers of {like.dtype}, got {tensor.numel()} of {tensor.dtype}",
+            )
+
+
+def spell(dtype: torch.dtype, numel: int) -> str:
+    """A type and a size, as they stand in messages."""
+    return f"{str(dtype).removeprefix('torch.')} x {numel}"

@@ -1,0 +1,82 @@
+"""The ``shoal`` process group: every collective and message, over memory that ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.wire.shm.base import Base
+from shoal.wire.shm.bucket import make_bucket
+from shoal.wire.shm.connect import Meeting, connect
+from shoal.wire.shm.flat import flatten, restore
+from shoal.wire.shm.moving import Gathering, Scattering
+from shoal.wire.shm.reducing import Reducing
+from shoal.wire.shm.work import Work
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import _DistributedBackendOptions
+
+
+class Messages(Base):
+    """Messages between two ranks."""
+
+    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
+        """Begin to send a tensor to a rank."""
+        return self._post.send(flatten(tensors[0], "send"), dstRank, tag=tag)
+
+    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
+        """Begin to receive a tensor from a rank."""
+        return self._receive(tensors[0], srcRank, tag)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Work:
+        """Begin to receive a tensor from whoever sends one."""
+        return self._receive(tensors[0], None, tag)
+
+    def _receive(self, tensor: Tensor, peer: int | None, tag: int) -> Work:
+        flat = flatten(tensor, "recv")
+        return self._post.receive(flat, peer, tag=tag, finally_=lambda: restore(tensor, flat))
+
+
+class ShoalGroup(Reducing, Gathering, Scattering, Messages):
+    """The process group that ``init_process_group("shoal")`` makes."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A tensor of zeros that this group's all_reduce combines in place; all ranks must call."""
+        wire = self._wire
+        key = f"bucket/{self._nodes[0]}/{len(wire.buckets)}"
+        bucket = make_bucket(
+            self._store, key, numel * dtype.itemsize, rank=wire.rank, size=wire.size
+        )
+        wire.buckets.append(bucket)
+        return bucket.tensor(numel, dtype)
+
+
+def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Tensor:
+    """A flat tensor of zeros for messages of a group, in shared memory if the group has such.
+
+    On a ``shoal`` group every rank must call this, in the same order, with the same arguments; its
+    all_reduce of the tensor, or of any contiguous part, then copies nothing. On any other group it
+    is an ordinary tensor. The memory is given back when group and tensor are both gone.
+
+    Args:
+        numel: how many numbers.
+        dtype: of which type.
+        group: the default one if None.
+    """
+    found = group if group is not None else dist.group.WORLD
+    if isinstance(found, ShoalGroup):
+        return found.allocate(numel, dtype)
+    return torch.zeros(numel, dtype=dtype)
+
+
+def create(options: _DistributedBackendOptions, _: Any = None) -> ShoalGroup:
+    """Make a group; what ``register`` gives to torch."""
+    rank, size = options.group_rank, options.group_size
+    names = options.global_ranks_in_group or range(size)
+    meeting = Meeting(options.store, rank, tuple(names), options.timeout.total_seconds())
+    place = connect(meeting)
+    return ShoalGroup(options.store, rank, size, place=place)

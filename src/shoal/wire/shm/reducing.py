@@ -1,0 +1,107 @@
+"""Collectives that combine numbers: all_reduce, reduce, reduce_scatter and their other forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.errors import BadArgument
+from shoal.wire.shm.base import Base, Options, title
+from shoal.wire.shm.flat import flatten, restore, same
+from shoal.wire.shm.reduction import Reduction, reduction
+from shoal.wire.shm.work import Work
+
+
+def _how(opts: Options, dtype: torch.dtype) -> Reduction:
+    op = getattr(opts, "reduceOp", opts)  # torch also passes the operation itself
+    return reduction(dist.ReduceOp.SUM if op is None else op, dtype)
+
+
+class Reducing(Base):
+    """The collectives that combine numbers."""
+
+    def allreduce(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Options = None, timeout: object = None
+    ) -> Work:
+        """Leave everyone's numbers, combined, in the tensors of everyone."""
+        wanted = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        jobs = []
+        for tensor in wanted:
+            how, flat = _how(opts, tensor.dtype), flatten(tensor, "all_reduce")
+            name = title(f"all_reduce ({how.name})", flat.dtype, flat.numel())
+            jobs.append((name, tensor, flat, how))
+
+        def task() -> None:
+            for name, tensor, flat, how in jobs:
+                self._wire.all_reduce(name, flat, how)
+                restore(tensor, flat)
+
+        return self._do(task, wanted, opts if hasattr(opts, "asyncOp") else None)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Options) -> Work:
+        """Leave everyone's numbers, combined, in the tensor of one rank."""
+        (tensor,) = tensors
+        how, flat, root = _how(opts, tensor.dtype), flatten(tensor, "reduce"), opts.rootRank
+        name = title(f"reduce ({how.name}) to {root}", flat.dtype, flat.numel())
+
+        def task() -> None:
+            self._wire.reduce(name, flat, how, root=root)
+            if self.rank() == root:
+                restore(tensor, flat)
+
+        return self._do(task, tensors, opts)
+
+    def reduce_scatter(
+        self,
+        outputs: Sequence[Tensor] | Tensor,
+        inputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
+        opts: Options = None,
+    ) -> Work:
+        """Combine everyone's lists; each rank keeps the item of its own number."""
+        output = outputs if isinstance(outputs, Tensor) else outputs[0]
+        pieces = [inputs[0]] if isinstance(inputs[0], Tensor) else list(inputs[0])
+        if len(pieces) != self.size():
+            raise BadArgument(
+                f"reduce_scatter of {len(pieces)} tensors", f"there are {self.size()} ranks"
+            )
+        same(pieces, output, numel=output.numel(), call="reduce_scatter")
+        flats = [flatten(piece, "reduce_scatter") for piece in pieces]
+        return self._reduce_scatter(output, flats, opts)
+
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
+        """Combine everyone's tensors; each rank keeps the part of its own number."""
+        same([input], output, numel=output.numel() * self.size(), call="reduce_scatter_tensor")
+        whole = flatten(input, "reduce_scatter_tensor")
+        return self._reduce_scatter(output, whole.chunk(self.size()), opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Options = None
+    ) -> Work:
+        """Several flat reduce_scatters, one after the other."""
+        if not outputs:
+            return Work([], done=True)
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self._reduce_scatter_base(output, input, opts) for output, input in pairs]
+        return works[-1]
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def _reduce_scatter(self, output: Tensor, flats: Sequence[Tensor], opts: Options) -> Work:
+        how, out = _how(opts, output.dtype), flatten(output, "reduce_scatter")
+        name = title(f"reduce_scatter ({how.name})", out.dtype, out.numel())
+        if not out.numel():
+            flats = [out] * self.size()
+        sources, mine = [flat.data_ptr() for flat in flats], flats[self.rank()]
+
+        def task() -> None:
+            self._wire.reduce_scatter(name, sources, mine=mine, out=out, how=how)
+            restore(output, out)
+
+        return self._do(task, [output], opts)

@@ -1,0 +1,73 @@
+"""Make ``init_process_group("shoal")`` work after ``import shoal``, without loading torch for it.
+
+If torch.distributed is there, the backend is registered at once, which costs microseconds: what is
+registered is a function that loads the backend when the first group is made. If it is not, a finder
+waits for its import, registers then, and goes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+NAME = "shoal"
+_AWAITED = "torch.distributed.distributed_c10d"
+
+
+def register() -> None:
+    """Register the backend with torch.distributed, now or when that is imported; once."""
+    module = sys.modules.get(_AWAITED)
+    if module is not None and hasattr(module, "init_process_group"):
+        _register(module)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _register(module: Any) -> None:
+    backend = module.Backend
+    if NAME.upper() not in backend._plugins:
+        backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, backend_options: Any = None) -> Any:
+    from shoal.wire.shm.group import create
+
+    return create(options, backend_options)
+
+
+class _Finder(MetaPathFinder):
+    """Lets the ordinary finders find torch.distributed, and learns when it has been loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Only for the one module; the finder has then done its work."""
+        if name != _AWAITED:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads as another loader does, and registers the backend after."""
+
+    def __init__(self, inner: Loader) -> None:
+        self._inner = inner
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the inner loader does."""
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the inner loader does; then register."""
+        self._inner.exec_module(module)
+        _register(module)
