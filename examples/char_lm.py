@@ -63,11 +63,11 @@ def main() -> None:
     model = gpt(len(text.letters), context=64, layers=2, heads=4, width=args.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with shoal.distribute(model, optimizer, loss=loss, clip=1.0) as run:
-        for batch in run.loader(text, batch_size=16, epochs=args.epochs, seed=0):
+        for batch in run.loader(text, batch_size=24, epochs=args.epochs, seed=0):
             step = run.step(batch)
             if run.is_main and step.number % 20 == 0:
                 print(f"step {step.number:4d}   loss {step.loss:.3f}")
-        found = run.evaluate(text, batch_size=16)
+        found = run.evaluate(text, batch_size=24)
         if run.is_main:
             print(f"loss {found['loss']:.3f} after {run.steps} steps")
         if run.is_main and run.size == 1:

@@ -20,7 +20,7 @@ ARGUMENTS = {
     "resume": "--epochs 2 --every 5",
 }
 SAID = {  # what each says at its end
-    "char_lm": r"loss \d\.\d+ after 12 steps",
+    "char_lm": r"loss \d\.\d+ after 8 steps",
     "digits": r"test accuracy(.|\n)*\d+\.\d%",
     "huggingface": r"loss \d\.\d+ after 14 steps",
     "own_loop": r"epoch  1   loss",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +121,7 @@ class Case(NamedTuple):
     """One training, alike on one process and on many workers."""
 
     build: Build
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     schedule: bool = False
     before: Callable[[int, nn.Module, Optimizer], None] | None = None  # ahead of step k
 

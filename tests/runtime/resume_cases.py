@@ -102,7 +102,7 @@ def train(case: Case, directory: str) -> Trained:
             {n: t.detach().clone() for n, t in held(run).items()},
             {n: b.clone() for n, b in model.named_buffers()},
             ids,
-            scheduler.get_last_lr()[0],
+            float(scheduler.get_last_lr()[0]),
             agreed,
         )
 

@@ -114,6 +114,17 @@ def test_the_mean_of_residuals_stays(after: int, tmp_path: Path) -> None:
         assert all(torch.equal(value, worker.parameters[name]) for worker in new)
 
 
+@pytest.mark.slow
+def test_the_mean_of_residuals_of_each_shard_stays(tmp_path: Path) -> None:
+    case = Case("shard(2), error_feedback(topk(0.2)), fifo")
+    old = run_workers(4, saved, case, str(tmp_path))
+    new = run_workers(6, restored, case, str(tmp_path))
+    for shard in range(2):
+        kept, mean = means(new[shard::2]), means(old[shard::2])
+        for name in mean:
+            torch.testing.assert_close(kept[name], mean[name], rtol=1e-12, atol=1e-15)
+
+
 @pytest.mark.parametrize("strategy", ["local(4)", "gossip(ring)"])
 def test_replicas_that_differ_start_from_the_agreed_model(strategy: str, tmp_path: Path) -> None:
     old = run_workers(2, saved, Case(strategy), str(tmp_path))

@@ -116,6 +116,7 @@ if run.is_main:
 """
 
 
+@pytest.mark.slow
 def test_a_restart_by_the_launcher_takes_up_the_checkpoint(tmp_path: Path) -> None:
     ends = {}
     for dies in (True, False):

@@ -66,6 +66,31 @@ def test_save_tells_where_it_saved(start: Setup, tmp_path: Path) -> None:
     assert (tmp_path / "step-00000002" / "manifest.json").is_file()
 
 
+STRATEGIES = (
+    "local(3)",
+    "gossip(ring)",
+    "gossip(ring), asp, fifo",
+    "parameter_server, asp, fifo",
+    "fifo, error_feedback(topk(0.1))",
+    "priority(64)",
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_worker_saves_under_any_strategy(strategy: str, start: Setup, tmp_path: Path) -> None:
+    ends = []
+    for resumes in (False, True):
+        run = start(strategy=strategy)
+        if resumes:
+            assert run.restore(tmp_path)
+        else:
+            train(run, 2)
+            run.save(tmp_path)
+        train(run, 4)
+        ends.append(values(run))
+    assert same(*ends)
+
+
 def test_saving_needs_a_place(start: Setup) -> None:
     with pytest.raises(UsageError, match=r"checkpoint="):
         start().save()

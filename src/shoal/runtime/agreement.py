@@ -7,7 +7,7 @@ engine, a lockstep harness, a simulator) is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Container, Generator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +41,7 @@ class Agreement:
         self.tasks = flats.bind(schedule, cost)
         self.round = 0
         self.states: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
 
     def flow(self, index: int) -> Generator[Ask, Any, None]:
         """The i-th task, from my numbers to the agreed ones, in place."""
@@ -51,23 +52,35 @@ class Agreement:
             return
         ends = yield from together(self._open(task))
         for key, piece, agreed in zip(task.keys, task.pieces, ends, strict=True):
+            self._before[key] = self.states[key]
             self.states[key] = agreed.state
             _put(agreed.mean, piece)
+
+    def revert(self) -> None:
+        """Forget what the last round left behind: it held a NaN."""
+        self.states.update(self._before)
 
     def flows(self) -> Generator[Ask, Any, None]:
         """All tasks, one after the other, and the end of the round."""
         for index in range(len(self.tasks)):
             yield from self.flow(index)
-        self.round += 1
+        self.end_round()
 
-    def messages(self) -> dict[str, tuple[Tensor, ...]]:
-        """What I would send, a message a parameter, with nobody's answer (for pushes).
+    def end_round(self) -> None:
+        """All is agreed, and it will stand."""
+        self.round += 1
+        self._before.clear()
+
+    def messages(self, names: Container[str] | None = None) -> dict[str, tuple[Tensor, ...]]:
+        """What I would send of these parameters or all, with nobody's answer (for pushes).
 
         Of compressors with one ask. What is lost is remembered as if I had been alone.
         """
         sent: dict[str, tuple[Tensor, ...]] = {}
         for task in self.tasks:
             for key, flow in zip(task.keys, self._open(task), strict=True):
+                if names is not None and key not in names:
+                    continue
                 ask = next(flow)
                 sent[key] = _parts(ask)
                 try:

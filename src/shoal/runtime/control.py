@@ -92,12 +92,28 @@ def tell(word: Word, group: dist.ProcessGroup | None, size: int) -> Asked:
     return Asked(everyone, gather_flat(everyone, mine, group=group, async_op=True))
 
 
-def nowhere(unused: set[str], names: list[str], group: dist.ProcessGroup | None) -> set[str]:
-    """Parameters that got a gradient on no worker."""
+class Absent(NamedTuple):
+    """Under way: which parameters got a gradient on no worker."""
+
+    names: list[str]
+    present: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> set[str]:
+        """Their names."""
+        if self.work is not None:
+            self.work.wait()
+        seen = self.present.tolist()
+        return {name for name, here in zip(self.names, seen, strict=True) if not here}
+
+
+def absent(unused: set[str], names: list[str], group: dist.ProcessGroup | None) -> Absent:
+    """Say whose gradient did not come to me, and ask whose came to nobody."""
     present = torch.tensor([name not in unused for name in names], dtype=torch.uint8)
-    if group is not None or dist.is_initialized():
-        dist.all_reduce(present, op=dist.ReduceOp.MAX, group=group)
-    return {name for name, seen in zip(names, present.tolist(), strict=True) if not seen}
+    if group is None and not dist.is_initialized():
+        return Absent(names, present, None)
+    work = dist.all_reduce(present, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    return Absent(names, present, work)
 
 
 def nonfinite(what: str, step: int, ranks: list[int]) -> NonFinite:

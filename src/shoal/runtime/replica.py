@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shoal import rules
+from shoal.errors import UsageError
 from shoal.flow import Rows, drive
-from shoal.runtime.control import Asked, Table, Word, nowhere, tell
+from shoal.runtime.control import Absent, Asked, Table, Word, absent, tell
 from shoal.runtime.early import EarlyUpdates
 from shoal.runtime.engine import Engine
+from shoal.runtime.equalise import agreed, equalise, memory_of, still
 from shoal.runtime.line import Suspended
 from shoal.runtime.modes import Mode, choose
-from shoal.runtime.peers import PairWire
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.team import Team
 from shoal.runtime.watch import Watched
 from shoal.strategy import Strategy
 from shoal.wire.pending import Wire
-from shoal.wire.served import ServedWire
 
 
 class Replica:
@@ -50,6 +49,7 @@ class Replica:
         self.engine: Engine | None = None
         self.early: EarlyUpdates | None = None
         self._opened: list[Suspended] = []
+        self._begun = False
         self.mode: Mode = self._plan()
 
     @property
@@ -95,19 +95,25 @@ class Replica:
         """Lay out anew if parameters joined or were frozen; what is remembered stays."""
         if self._sign() == self._signature:
             return
+        if not self.team.strategy.synchrony.waits and self.team.seat.workers > 1:
+            raise UsageError(
+                f"{self.team.strategy.synchrony}: parameters joined or were frozen while others "
+                "train on; do so before distribute, or train with bsp or local(h)"
+            )
         self.drain()
+        equalise(self)
         state = self.mode.state_dict()
         self.close()
         self.mode = self._plan()
-        if self.mode.gradients is not None:
-            known = self.parameters
-            kept = {k: v for k, v in state["states"].items() if k.partition("[")[0] in known}
-            self.mode.load_state_dict({**state, "states": kept})
+        self.mode.load_state_dict(memory_of(self.parameters, state))
 
     def begin(self, step: int) -> None:
         """The step starts: send what may travel from here on."""
         self.wire.step = step
         self.replan()
+        self._begun = True
+        if self.early is not None and self.early.compiled:
+            self.early.drain()  # no hook inside a compiled graph will
         self._opened = [Suspended(flow, self.wire) for flow in self.mode.opening()]
 
     def arm(self, word: Word) -> None:
@@ -122,6 +128,8 @@ class Replica:
 
         With early updates nothing is waited for: the table is there when it is asked for.
         """
+        if not self._begun:  # a loop without run.micro
+            self.begin(step)
         if self.team.seat.workers == 1 and self.team.world.size == 1:
             return None
         if not (self.team.strategy.synchrony.waits and self.mode.due()):
@@ -139,7 +147,7 @@ class Replica:
         if not self.engine.rides:
             self.engine.line.submit(say)  # behind the gradients, in one order on every rank
         if self.early is not None:
-            self.early.defer(unused)
+            self._defer(self.early, unused)
             return partial(_late, self.engine, asked)
         start = time.perf_counter()
         self.engine.settle()
@@ -150,8 +158,27 @@ class Replica:
             self._drop_absent(set(unused))
         return lambda: table
 
+    def _defer(self, early: EarlyUpdates, unused: tuple[str, ...]) -> None:
+        """Leave updates to the next forward; those of looked-up rows do not wait for it."""
+        names, missing = list(self.parameters), [n for n in unused if n in self.parameters]
+        asked: list[Absent] = []
+
+        def ask() -> None:
+            asked.append(absent(set(missing), names, self.team.group))
+
+        engine = early.engine
+        engine.line.submit(ask)
+        early.defer(missing, partial(_late, engine, asked))
+        if self.sparse:
+            engine.line.join()
+            self._agree_sparse()
+            self.optimizer.step()
+            for p in self.sparse.values():
+                p.grad = None
+
     def _send(self, word: Word) -> tuple[str, ...]:
         """Put the rest of the gradients on the wire; return whose never came."""
+        self.drain()  # a loop without run.micro, or an empty share, came without a backward
         if self.engine is not None:
             rest = self.engine.send_rest(word)
             return rest + tuple(n for n, p in self.sparse.items() if p.grad is None)
@@ -165,13 +192,14 @@ class Replica:
     def _drop_absent(self, unused: set[str]) -> None:
         """A parameter without a gradient anywhere keeps none: its momentum must not move it."""
         everything = {**self.parameters, **self.sparse}
-        for name in nowhere(unused, list(everything), self.team.group):
+        for name in absent(unused, list(everything), self.team.group).wait():
             everything[name].grad = None
 
     def _agree_sparse(self) -> None:
         for p in self.sparse.values():
             grad = p.grad if p.grad is not None else _no_rows(p)
-            p.grad = self.wire.ask(Rows(grad)).wait()
+            rows = self.wire.ask(Rows(grad)).wait()
+            p.grad = rows if rows._nnz() else None  # looked up by nobody: not a gradient of zero
 
     def norm(self) -> float:
         """Norm of the gradient, the same on every worker that agreed on it."""
@@ -187,21 +215,23 @@ class Replica:
         """Scale the gradient down to ``limit``."""
         self.source.clip(limit, norm)
 
+    def forgo(self) -> None:
+        """The step is skipped: nobody may use its gradients, nor remember them."""
+        self.clear()
+        if self.mode.gradients is not None:
+            self.mode.gradients.revert()
+
     def update(self, apply: Callable[[], Any]) -> None:
         """End the step: update, and agree on parameters where that is due."""
         for suspended in self._opened:
             suspended.finish()
-        self._opened = []
+        self._opened, self._begun = [], False
         if self.early is None:
-            with self._alone():
+            with still(self):
                 drive(self.mode.closing(apply), lambda ask: self.wire.ask(ask).wait())
             self.clear()
         else:
             self.early.learn()
-
-    def _alone(self) -> AbstractContextManager[object]:
-        """Where peers may move my parameters, they wait while I do."""
-        return self.carrier.lock if isinstance(self.carrier, PairWire) else nullcontext()
 
     def clear(self) -> None:
         """Forget gradients; the next backward writes new ones into the same places."""
@@ -213,46 +243,9 @@ class Replica:
         if self.early is not None:
             self.early.drain()
 
-    @contextmanager
-    @torch.no_grad()
-    def agreed(self) -> Iterator[nn.Module]:
+    def agreed(self) -> AbstractContextManager[nn.Module]:
         """Inside, the model is what all agree on: parameters where replicas differ, buffers too."""
-        self.drain()
-        tensors = [b for b in self.model.buffers() if b.is_floating_point()]
-        if not self.mode.agrees:
-            tensors += list(self.source.trainable().values())
-        if self.team.seat.workers == 1:
-            tensors = []
-        self._rest()
-        before = [t.detach().clone() for t in tensors]
-        if self._pull():  # all took the same: a mean would round
-            taken = {t.data_ptr() for t in self.source.trainable().values()}
-            differ = [t for t in tensors if t.data_ptr() not in taken]
-        else:
-            differ = tensors
-        for tensor in differ:
-            total = tensor.detach().clone()
-            dist.all_reduce(total, group=self.team.group)
-            tensor.copy_(total / self.team.seat.workers)
-        try:
-            yield self.model
-        finally:
-            for tensor, old in zip(tensors, before, strict=True):
-                tensor.copy_(old)
-
-    def _rest(self) -> None:
-        """Where nobody waits for others, they do now: nobody pushes or meets any more."""
-        if self.team.seat.workers > 1 and not self.team.strategy.synchrony.waits:
-            dist.barrier()
-
-    def _pull(self) -> bool:
-        """Where a server holds the model that counts, everybody takes it."""
-        if self.team.strategy.synchrony.waits or not isinstance(self.carrier, ServedWire):
-            return False
-        mine = self.source.trainable()
-        for name, value in self.carrier.pull().items():
-            mine[name].copy_(value)
-        return True
+        return agreed(self)
 
     def leave(self) -> None:
         """The run is over: keep serving peers until they are done, then close."""
@@ -269,7 +262,7 @@ class Replica:
             self.engine = None
 
 
-def _late(engine: Engine, asked: list[Asked]) -> Table:
+def _late(engine: Engine, asked: list[Any]) -> Any:
     engine.line.join()
     return asked[0].wait()
 

@@ -19,7 +19,14 @@ from shoal.checkpoint.tree import flatten
 from shoal.errors import CheckpointMismatch, CheckpointMissing
 from shoal.runtime.blend import joined, mean_of, moved
 from shoal.runtime.replica import Replica
-from shoal.runtime.saving import buffers_of, group_of, memory_of, place_feed, where
+from shoal.runtime.saving import (
+    buffers_of,
+    group_of,
+    memory_of,
+    place_feed,
+    place_of,
+    where,
+)
 from shoal.runtime.state import (
     State,
     check_optimizer,
@@ -163,7 +170,9 @@ class Past:
         if self.mine is not None:
             kept: Mapping[str, Any] = saved
             return kept
-        blended: Mapping[str, Any] = mean_of([part[name]["axes"] for part in self.parts()])
+        place = place_of(self.run)
+        alike = [part[name]["axes"] for part in self.parts() if part["place"] == place]
+        blended: Mapping[str, Any] = mean_of(alike)
         return blended
 
     def put_stateful(self) -> None:

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shoal import rules
 from shoal.data.batch import count, move, split
 from shoal.errors import UnknownName, UsageError
-from shoal.runtime import restoring, saving
+from shoal.runtime import restoring, saving, shares
 from shoal.runtime.evaluation import Metric, evaluate
 from shoal.runtime.explained import Explained
 from shoal.runtime.feed import Feed
 from shoal.runtime.objective import Loss, differentiable, differentiate, judge
 from shoal.runtime.replica import Replica
+from shoal.runtime.shares import How
 from shoal.runtime.step import Step
 from shoal.runtime.tally import Tally
 from shoal.runtime.team import Team
 from shoal.runtime.updating import Updater
 from shoal.runtime.wires import weighted
-
-log = logging.getLogger("shoal")
-How = Literal["mean", "sum", "max", "min"]
 
 
 class Run:
@@ -50,8 +45,8 @@ class Run:
         self.feeds: list[Feed] = []
         self.saved = saving.Saved()
         together = rules.sends_gradients(team.strategy)
-        self._tally = Tally(weighted=weighted(team.strategy), together=together)
-        self._updater = Updater(team, self._tally)
+        self.tally = Tally(weighted=weighted(team.strategy), together=together)
+        self.updater = Updater(team, self.tally)
         self._closed = False
 
     @property
@@ -106,8 +101,8 @@ class Run:
 
     def _pipe(self, replica: Replica, batch: Any) -> None:
         saving.wake(self)
-        mine, total = self._counts(batch)
-        self._tally.open(mine, total)
+        mine, total = shares.counts(self, batch)
+        self.tally.open(mine, total)
         replica.begin(self.steps)
         start = time.perf_counter()
         wanted = self.team.settings.accumulate
@@ -115,13 +110,11 @@ class Run:
             wanted = min(mine, 2 * replica.pipeline.count)  # keep the stages busy
         pieces = [move(piece, self.device) for piece in split(batch, wanted, rows=mine)]
         sizes = [count(piece) for piece in pieces]
-        scales = [self._tally.scale(n, self.team.share.count) for n in sizes]
+        scales = [self.tally.scale(n, self.team.share.count) for n in sizes]
         loss = replica.source.flow_through(pieces, self.loss, scales)
-        share = self.team.share.count * mine / total() if self._tally.together else 1.0
-        self._tally.losses.append((loss / share, mine))
-        self.team.recorder.add(
-            "compute", "pipeline", start, time.perf_counter() - start, 0, self.steps
-        )
+        share = self.team.share.count * mine / total() if self.tally.together else 1.0
+        self.tally.losses.append((loss / share, mine))
+        self._span("pipeline", start)
 
     def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
         """Cut my batch into micro-batches; the last one's backward sends gradients as they come.
@@ -132,46 +125,18 @@ class Run:
         """
         self._own_loop("micro")
         saving.wake(self)
-        mine, total = self._counts(batch)
-        self._tally.open(mine, total)
+        mine, total = shares.counts(self, batch)
+        self.tally.open(mine, total)
         for replica in self.replicas.values():
             replica.begin(self.steps)
         parts = parts or self.team.settings.accumulate
         pieces = [batch] if parts == 1 else split(batch, parts, rows=mine)
         for index, piece in enumerate(pieces if mine else []):
-            self._tally.micro = mine if len(pieces) == 1 else count(piece)
-            self._tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
-            yield move(piece, self.device)
-        self._tally.last = False
-
-    def _counts(self, batch: Any) -> tuple[int, Callable[[], int]]:
-        """Samples in my batch, and in everybody's: known, or asked for while forward computes."""
-        for feed in self.feeds:
-            if feed.loader.last is batch:
-                return feed.loader.mine, partial(int, feed.loader.total)
-        mine = count(batch)
-        if self.team.share.count == 1 or not self._tally.together:
-            return mine, partial(int, mine)
-        if self._updater.total:  # as last time, and put right afterwards where that was wrong
-            self._tally.guess = self._updater.total
-            return mine, partial(int, self._updater.total)
-        copies = self.size // self.team.share.count  # tensor and pipe ranks see the same samples
-        self._hush()
-        told = torch.tensor(float(mine), dtype=torch.float64)
-        work = dist.all_reduce(told, async_op=True)
-        return mine, partial(self._counted, told, work, copies)
-
-    def _counted(self, told: Tensor, work: dist.Work | None, copies: int) -> int:
-        if work is not None:
-            with self._explained("samples"):
-                work.wait()
-        return round(float(told) / copies)
-
-    def _hush(self) -> None:
-        """Wait until no other thread issues: collectives must come in one order on every rank."""
-        for replica in self.replicas.values():
-            if replica.engine is not None:
-                replica.engine.line.join()
+            self.tally.micro = mine if len(pieces) == 1 else count(piece)
+            self.tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
+            with self.tally.passing():
+                yield move(piece, self.device)
+        self.tally.last = False
 
     def forward(self, micro: Any) -> Tensor:
         """The loss of a micro-batch: the model's output against its target."""
@@ -189,13 +154,14 @@ class Run:
             samples: how many; by default those of the micro-batch at hand.
         """
         self._own_loop("backward")
-        loss, tally = differentiable(loss), self._tally
+        loss, tally = differentiable(loss), self.tally
         samples = samples or tally.micro or 1
         scale = tally.scale(samples, self.team.share.count)
         if tally.last:
             word = tally.word((loss.detach(), samples))
             for replica in self.replicas.values():
                 replica.arm(word)
+            self.updater.look_back()
         start = time.perf_counter()
         with self._explained("gradients"):
             differentiate(loss, scale)
@@ -215,9 +181,9 @@ class Run:
         replica = self._replica(name)
         with self._explained("update"):
             if closure is not None:
-                step = self._updater.closure(replica, closure, self.steps)
+                step = self.updater.closure(replica, closure, self.steps)
             else:
-                step = self._updater.update(replica, self.steps)
+                step = self.updater.update(replica, self.steps)
         self.steps += 1
         for feed in self.feeds:
             feed.number = self.steps
@@ -269,20 +235,13 @@ class Run:
             value: mine.
             how: mean, sum, max or min of all workers'.
         """
-        if how not in _OPS:
-            raise UnknownName("way to agree", how, _OPS)
-        if self.size == 1:
-            return float(value)
-        with self._explained("agree"):
-            self._hush()
-            told = torch.tensor(float(value), dtype=torch.float64)
-            dist.all_reduce(told, op=_OPS[how])
-        return float(told) / (self.size if how == "mean" else 1)
+        return shares.agree(self, value, how)
 
     def drain(self) -> None:
         """Finish pending updates, so that the model may be read."""
         for replica in self.replicas.values():
             replica.drain()
+        self.updater.look_back()
 
     def close(self) -> None:
         """Drain, save the end where a directory was given, write the timeline, let peers finish."""
@@ -312,8 +271,8 @@ class Run:
         if name is None and len(self.replicas) == 1:
             return next(iter(self.replicas.values()))
         if name is None:
-            known = ", ".join(self.replicas)
-            raise UsageError(f"which model? there are {known}: call run.update({known[:1]!r})")
+            first, *_ = known = list(self.replicas)
+            raise UsageError(f"which model of {', '.join(known)}? as in run.update({first!r})")
         if name not in self.replicas:
             raise UnknownName("model", name, self.replicas)
         return self.replicas[name]
@@ -338,11 +297,3 @@ class Run:
 
     def _explained(self, exchange: str) -> Explained:
         return Explained(self.team.world, self.steps, exchange)
-
-
-_OPS = {
-    "mean": dist.ReduceOp.SUM,
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}

@@ -64,7 +64,7 @@ def save(run: Run, path: Any = None) -> Path:
     root = where(run, path)
     run.drain()
     shared: dict[str, Any] = {}
-    mine: dict[str, Any] = {"rng": checkpoint.rng_state()}
+    mine: dict[str, Any] = {"rng": checkpoint.rng_state(), "place": place_of(run)}
     for name, replica in run.replicas.items():
         own = mine[name] = {}
         with replica.agreed():
@@ -136,6 +136,14 @@ def memory_of(run: Run) -> list[str]:
     s = run.team.strategy
     cut = f"shard({s.partition.shard}) tensor({s.partition.tensor}) pipe({s.partition.pipe})"
     return [repr(s.compression), repr(s.scheduling) if s.scheduling.slices else "", cut]
+
+
+def place_of(run: Run) -> list[int]:
+    """Which part of a replica is mine: what is alike in its place may be averaged."""
+    mesh = run.team.mesh
+    return (
+        [] if mesh is None else [mesh[axis].get_local_rank() for axis in ("pp", "dp_shard", "tp")]
+    )
 
 
 def where(run: Run, path: Any) -> Path:

@@ -6,16 +6,18 @@ With bsp it sums (:class:`Summation`); with ssp or asp it holds the model and th
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.checkpoint.tree import flatten, unflatten
-from shoal.errors import PeerLost
+from shoal.errors import ExchangeTimeout, PeerLost
 from shoal.flow import Add
 from shoal.runtime.join import World
 from shoal.runtime.objective import plain
@@ -26,6 +28,9 @@ from shoal.strategy import Strategy
 from shoal.wire.channel import Channel, Message, accept, listen
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
+ENDS = ("bye", "gone")
+LOOK_SECONDS = 0.5
+PATIENCE = 0.8  # of the workers' own: they shall hear from the server who is missing
 
 
 class Service:
@@ -45,11 +50,12 @@ class Service:
         self.world = world
         self.all = {plain(n): p for n, p in model.named_parameters()}
         self.named = {name: p for name, p in self.all.items() if p.requires_grad}
-        self.sums = Summation(world.workers, add)
+        self.sums = Summation(world.workers, add, seconds=PATIENCE * world.seconds)
         self.store = ModelStore(self.named, optimizer, add=add, workers=world.workers)
         self.clocks = Clocks(range(world.workers), strategy.synchrony.staleness)
         self._changed = threading.Condition()
         self._begun = False
+        self._lost: PeerLost | None = None
         self._handlers: dict[str, Callable[[int, Message], Reply]] = {
             "ask": self._ask,
             "begin": self._begin,
@@ -60,12 +66,13 @@ class Service:
         }
 
     def serve(self) -> None:
-        """Take in every worker once, and return when the last has left."""
+        """Take in every worker once, and return when the last has left or one is lost."""
         listener = listen(self.world.local_size >= self.world.workers)
+        listener.settimeout(LOOK_SECONDS)
         publish(self.world, f"server/{self.world.rank}", listener)
         threads: list[threading.Thread] = []
-        while len(threads) < self.world.workers:
-            visit = accept(listener, token=self.world.token, generation=self.world.generation)
+        while len(threads) < self.world.workers and self._lost is None:
+            visit = self._welcome(listener)
             if visit is not None:
                 thread = threading.Thread(target=self._attend, args=visit, daemon=True)
                 thread.start()
@@ -74,26 +81,48 @@ class Service:
         for thread in threads:
             thread.join()
 
+    def _welcome(self, listener: socket.socket) -> tuple[Channel, int] | None:
+        with suppress(TimeoutError):
+            return accept(listener, token=self.world.token, generation=self.world.generation)
+        return None
+
     def _attend(self, channel: Channel, worker: int) -> None:
-        left = False
-        try:
-            while not left:
-                message = channel.receive()
-                left = message.kind == "bye"
-                if not left:
-                    self._reply(channel, worker, message)
-        except PeerLost:
-            self.sums.lose(worker)
+        """Answer one message after the other; another thread reads ahead.
+
+        A worker sends its next ask before it reads the answer to the last: if nobody read
+        meanwhile, both sides would wait for room to write.
+        """
+        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(channel, worker, inbox), daemon=True).start()
+        with suppress(PeerLost):
+            while (message := inbox.get()).kind not in ENDS:
+                self._reply(channel, worker, message)
         with self._changed:
             self.clocks.leave(worker)
             self._changed.notify_all()
         channel.close()
 
+    def _read(self, channel: Channel, worker: int, inbox: queue.SimpleQueue[Message]) -> None:
+        kind = ""
+        try:
+            while kind not in ENDS:
+                message = channel.receive()
+                kind = message.kind
+                inbox.put(message)
+            self.sums.lose(worker, "has left the run")
+        except PeerLost:
+            self.sums.lose(worker, "is gone")
+            with self._changed:
+                self._lost = PeerLost(f"rank {worker} is gone")
+                self._changed.notify_all()
+            inbox.put(Message("gone", {}, []))
+
     def _reply(self, channel: Channel, worker: int, message: Message) -> None:
         try:
             kind, facts, tensors = self._handlers[message.kind](worker, message)
-        except (PeerLost, KeyError, RuntimeError) as error:
-            kind, facts, tensors = "error", {"text": f"{type(error).__name__}: {error}"}, []
+        except Exception as error:  # whatever it is, the worker must hear of it and not wait
+            kind, tensors = "error", []
+            facts = {"type": type(error).__name__, "text": str(error)}
         channel.send(kind, {**facts, "round": message.facts.get("round", 0)}, tensors)
 
     def _ask(self, worker: int, message: Message) -> Reply:
@@ -116,17 +145,27 @@ class Service:
             for name, count in message.facts["parts"].items()
         }
         with self._changed:
-            self._changed.wait_for(lambda: self._begun)
+            self._until(lambda: self._begun)
             self.store.retune(message.facts["groups"])
             self.store.push(parts)
             self.clocks.tick(worker)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.clocks.may_go(worker))
-            return self._model(list(parts))
+            self._until(lambda: self.clocks.may_go(worker))
+            return self._model(message.facts["names"])
+
+    def _until(self, ready: Callable[[], bool]) -> None:
+        """Wait, but not for the dead, and not for ever."""
+        seconds = PATIENCE * self.world.seconds
+        self._changed.wait_for(lambda: ready() or self._lost is not None, seconds)
+        if self._lost is not None:
+            raise self._lost
+        if not ready():
+            slowest = min(self.clocks.at, key=lambda worker: self.clocks.at[worker])
+            raise ExchangeTimeout(f"the server waited {seconds:g} s for rank {slowest}")
 
     def _pull(self, worker: int, message: Message) -> Reply:
         with self._changed:
-            self._changed.wait_for(lambda: self._begun)
+            self._until(lambda: self._begun)
             return self._model(message.facts["names"])
 
     def _state(self, worker: int, message: Message) -> Reply:

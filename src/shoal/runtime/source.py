@@ -78,7 +78,7 @@ class Whole:
     def clip(self, limit: float, norm: float) -> None:
         """As torch's clip_grad_norm_ does, with the norm already known."""
         torch.nn.utils.clip_grads_with_norm_(
-            list(self.trainable().values()), limit, torch.tensor(norm)
+            list(self.trainable().values()), limit, torch.tensor(norm, dtype=torch.float64)
         )
 
     def _grads(self) -> list[Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.errors import PeerLost
+from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost
 from shoal.flow import Add, All, Ask, Gather, Mean
 from shoal.wire.channel import DTYPES
 
@@ -57,15 +57,18 @@ class Summation:
     Args:
         workers: how many take part.
         add: how a message adds up.
+        seconds: how long a round may take.
     """
 
-    def __init__(self, workers: int, add: Add) -> None:
+    def __init__(self, workers: int, add: Add, *, seconds: float | None = None) -> None:
         self._workers = workers
         self._add = add
         self._changed = threading.Condition()
         self._said: dict[int, dict[int, list[Tensor]]] = {}
         self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}
-        self._lost: PeerLost | None = None
+        self._seconds = seconds
+        self._gone: dict[int, str] = {}
+        self._fault: FaultError | None = None
 
     def offer(self, worker: int, round: int, spec: Spec, tensors: list[Tensor]) -> list[Tensor]:
         """Say my part and wait for the answer."""
@@ -73,21 +76,43 @@ class Summation:
             said = self._said.setdefault(round, {})
             said[worker] = tensors
             if len(said) == self._workers:
-                in_order = [said[w] for w in sorted(said)]
-                self._answers[round] = (answer(spec, in_order, self._add), set())
-                del self._said[round]
+                self._close(round, spec)
+            self._changed.wait_for(lambda: self._over(round), self._seconds)
+            if not self._over(round):
+                missing = ", ".join(str(w) for w in range(self._workers) if w not in said)
+                waited = f"the server waited {self._seconds:g} s for rank {missing}"
+                self._fault = ExchangeTimeout(f"{waited} in its round {round}")
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: round in self._answers or self._lost is not None)
             if round not in self._answers:
-                raise self._lost or PeerLost("a worker is gone")
+                raise self._why(round)
             told, taken = self._answers[round]
             taken.add(worker)
             if len(taken) == self._workers:
                 del self._answers[round]
             return told
 
-    def lose(self, worker: int) -> None:
-        """A worker died: whoever waits for it learns so."""
+    def _close(self, round: int, spec: Spec) -> None:
+        said = self._said[round]
+        try:
+            told = answer(spec, [said[w] for w in sorted(said)], self._add)
+            self._answers[round] = (told, set())
+            del self._said[round]
+        except (RuntimeError, IndexError) as error:
+            self._fault = LayoutMismatch(f"what workers sent does not add up: {error}")
+        self._changed.notify_all()
+
+    def _over(self, round: int) -> bool:
+        waits = round not in self._answers and self._fault is None
+        return not (waits and all(w in self._said[round] for w in self._gone))
+
+    def _why(self, round: int) -> FaultError:
+        if self._fault is not None:
+            return self._fault
+        absent = next(w for w in self._gone if w not in self._said[round])
+        return PeerLost(f"rank {absent} {self._gone[absent]}, and the server waits for it")
+
+    def lose(self, worker: int, how: str = "is gone") -> None:
+        """A worker died or left: whoever waits for it learns so."""
         with self._changed:
-            self._lost = PeerLost(f"rank {worker} is gone, and the server waits for it")
+            self._gone[worker] = how
             self._changed.notify_all()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shoal.runtime.control import Word
@@ -24,16 +25,28 @@ class Tally:
         self.weighted = weighted
         self.together = together
         self.noted = 0  # batches opened and losses noted, ever
+        self._passing = False
         self.clear()
 
     def clear(self) -> None:
-        """A new step."""
+        """A new step; while a micro-batch passes, it is over the same batch (GANs)."""
+        self.losses: list[tuple[Tensor, int]] = []
+        if self._passing:
+            return
         self.mine = self.micro = 0
         self.total: Callable[[], int] = int
         self.guess = 0  # of the total, made without asking; 0: none was needed
         self.known = False
         self.last = False
-        self.losses: list[tuple[Tensor, int]] = []
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Inside, a micro-batch is in the user's hands."""
+        self._passing = True
+        try:
+            yield
+        finally:
+            self._passing = False
 
     def open(self, mine: int, total: Callable[[], int]) -> None:
         """A step over a batch of ``mine`` samples here and ``total()`` everywhere."""

@@ -38,15 +38,18 @@ class Updater:
         self.team = team
         self.tally = tally
         self._seen: dict[Replica, int] = {}
+        self._late: tuple[int, Callable[[], Table]] | None = None
         self.total = 0  # samples of the last step of all workers, where the next may be guessed
 
     def update(self, replica: Replica, number: int) -> Step:
         """Agree on gradients and loss, then update or skip."""
         first = self._refuse_if_nothing_new(replica)
+        self.look_back()
         word = self.tally.word()
         ask = replica.agree(word, number) or partial(Table, (word,))
         early = replica.early is not None
-        table = Table((word,)) if early else ask()
+        self._late = (number, ask) if early else None
+        table = Table((word,)) if early and not word.bad else ask()
         skip = self._bad_losses(table, number)
         if not early:
             self._correct(replica, table)
@@ -57,6 +60,8 @@ class Updater:
         skip = skip or (norm is not None and not math.isfinite(norm))
         if norm is not None and not skip and self.team.settings.clip:
             replica.clip(self.team.settings.clip, norm)
+        if skip:
+            replica.forgo()
         replica.update(_nothing if skip else replica.optimizer.step)
         seconds = time.perf_counter() - start
         self.team.recorder.add("compute", "update", start, seconds, 0, number)
@@ -74,6 +79,12 @@ class Updater:
         first = replica not in self._seen
         self._seen[replica] = self.tally.noted
         return first
+
+    def look_back(self) -> None:
+        """With early updates everybody's losses are known a step later: look at them then."""
+        if self._late is not None:
+            (number, ask), self._late = self._late, None
+            self._bad_losses(ask(), number)
 
     def _correct(self, replica: Replica, table: Table) -> None:
         """The step's samples were guessed to be as many as last time: put right what was not."""

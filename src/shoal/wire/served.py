@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.errors import PeerLost, UsageError
+from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.pending import Pending, There
@@ -45,7 +45,7 @@ class Line:
         while round not in self._early:
             message = self.channel.receive()
             if message.kind == "error":
-                raise PeerLost(f"{self.channel.peer}: {message.facts['text']}")
+                raise fault(self.channel.peer, message.facts)
             self._early[int(message.facts["round"])] = message
         return self._early.pop(round)
 
@@ -92,12 +92,14 @@ class ServedWire:
         return Awaited(line, self._rounds - 1, lambda told: told[0])
 
     def _push(self, parts: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
+        check(self.homes, list(parts))
         model: dict[str, Tensor] = {}
         groups = self._groups()
         for index, line in enumerate(self._lines):
             mine = {name: t for name, t in parts.items() if self.homes[name] == index}
             counts = {name: len(t) for name, t in mine.items()}
-            facts = {"round": self._rounds, "parts": counts, "groups": groups}
+            names = [name for name, home in self.homes.items() if home == index]
+            facts = {"round": self._rounds, "parts": counts, "groups": groups, "names": names}
             line.channel.send("push", facts, [t for ts in mine.values() for t in ts])
         for line in self._lines:
             told = line.take(self._rounds)
@@ -162,6 +164,17 @@ def rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         {k: v for k, v in group.items() if isinstance(v, kinds) and k != "params"}
         for group in optimizer.param_groups
     ]
+
+
+def fault(peer: str, facts: Mapping[str, Any]) -> Exception:
+    """The error that a server met, as it is raised here."""
+    known: dict[str, type[ShoalError]] = {
+        kind.__name__: kind for kind in (PeerLost, ExchangeTimeout, LayoutMismatch, UsageError)
+    }
+    kind = known.get(str(facts.get("type")))
+    if kind is None:
+        return PeerLost(f"{peer} failed: {facts.get('type')}: {facts.get('text')}")
+    return kind(str(facts.get("text")))
 
 
 def check(homes: Mapping[str, int], names: Sequence[str]) -> None:

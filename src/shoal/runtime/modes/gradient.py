@@ -28,7 +28,7 @@ class GradientMode:
     def closing(self, apply: Apply) -> Asks:
         """Update with the agreed gradient."""
         apply()
-        self.gradients.round += 1
+        self.gradients.end_round()
         yield from ()
 
     def due(self) -> bool:

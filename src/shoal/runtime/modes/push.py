@@ -36,9 +36,14 @@ class PushMode:
         return []
 
     def closing(self, apply: Apply) -> Asks:
-        """Push, wait for the answer, take the server's model."""
+        """Push, wait for the answer, take the server's model.
+
+        What has no gradient is not pushed: the server's momentum must not move it. A step that is
+        skipped pushes nothing, and is a tick of my clock all the same.
+        """
         self.collect()
-        model = yield Push(self.pushes.messages())
+        here = {name for name, p in self.parameters.items() if p.grad is not None}
+        model = yield Push(self.pushes.messages(here))
         with torch.no_grad():
             for name, value in model.items():
                 self.parameters[name].copy_(value)

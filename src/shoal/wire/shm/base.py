@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
 from shoal.wire.shm.board import entitled
@@ -32,7 +33,11 @@ def title(name: str, dtype: torch.dtype, numel: int) -> bytes:
     return entitled(f"{name} of {spell(dtype, numel)}")
 
 
-class Base(dist.ProcessGroup):
+# torch declares each method several times over, in forms that nothing calls on a Python group
+_TorchGroup: Any = dist.ProcessGroup
+
+
+class Base(_TorchGroup):  # type: ignore[misc]
     """A process group without any collective.
 
     Args:
@@ -46,7 +51,7 @@ class Base(dist.ProcessGroup):
     supports_coalescing = False
     supports_time_estimate = False
 
-    def __init__(self, store: dist.Store, rank: int, size: int, *, place: Place) -> None:
+    def __init__(self, store: Store, rank: int, size: int, *, place: Place) -> None:
         super().__init__(rank, size)  # the form with a store cannot be subclassed
         self._store, self._pid, self._names = store, os.getpid(), ("", "undefined")
         self._wire, self._post, self._board = place.host, place.post, place.host.board
@@ -71,11 +76,11 @@ class Base(dist.ProcessGroup):
         self._order += 1
         return self._lane.do(task, outputs, background=opts is None or opts.asyncOp)
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         """The store the group was made with."""
         return self._store
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         """Asked for by torch's C++ side."""
         return "shoal"
 

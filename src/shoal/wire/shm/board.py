@@ -10,6 +10,7 @@ called something else is found before a byte of data moves.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from shoal.wire.shm.lines import (
     LINE_NBYTES,
     PRESENT,
     SLICE,
+    STATUS_WORDS,
     TITLE_NBYTES,
     Lines,
 )
@@ -84,6 +86,8 @@ class Board:
         for word, address, _ in self._others:
             if words[word] == behind:
                 self._await(word, address, behind)
+            if words[word + STATUS_WORDS] == FAILED:  # it came, but others did not, so it gave up
+                self.check(self._title.decode().strip(), (), math.inf)
 
     def _await(self, word: int, address: int, behind: int) -> None:
         words = self.lines.words
@@ -124,7 +128,7 @@ class Board:
             told = "; ".join(self._portrait(rank) for rank in late)
             raise ExchangeTimeout(f"{what}: not done within {self.seconds:g} s, for {told}")
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell the others that this rank has given up, and why."""
         if self.lines.status(self.lines.rank) == PRESENT:
             self.lines.declare(FAILED, str(error))

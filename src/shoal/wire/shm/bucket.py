@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from shoal.wire.shm import segment as segments
 from shoal.wire.shm.reduction import Reduction
@@ -85,7 +85,9 @@ class Bucket:
             return ()
         start, stop = span.offset + begin * width, span.offset + end * width
         mine = [part[start:stop].view(span.dtype) for part in self._parts]
-        return list(zip(*(part.split(_BLOCK_NBYTES // width) for part in mine), strict=True))
+        block = _BLOCK_NBYTES // width
+        cut = [part.split(block) for part in mine]  # type: ignore[no-untyped-call]
+        return list(zip(*cut, strict=True))
 
 
 def make_bucket(store: Store, key: str, nbytes: int, *, rank: int, size: int) -> Bucket:

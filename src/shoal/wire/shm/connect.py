@@ -1,8 +1,8 @@
 """How the ranks of a group find each other, and what they then share.
 
 1. Every rank tells the store which system it runs on and who it is (``peers``).
-2. The first rank of each system makes a segment; the others map it. One that cannot reach it, though
-   it seemed to be on the same system, is treated as a host of its own.
+2. The first rank of each system makes a segment; the others map it. One that cannot reach it,
+   though it seemed to be on the same system, is treated as a host of its own.
 3. The segment is withdrawn: from now on it lives in the mappings alone.
 
 The layout of a segment: lines, then two slots a rank, then a ring for each ordered pair of ranks.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from shoal.errors import BadArgument
 from shoal.wire.shm import segment as segments

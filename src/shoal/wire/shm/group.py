@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,18 +17,15 @@ from shoal.wire.shm.moving import Gathering, Scattering
 from shoal.wire.shm.reducing import Reducing
 from shoal.wire.shm.work import Work
 
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import _DistributedBackendOptions
-
 
 class Messages(Base):
     """Messages between two ranks."""
 
-    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
+    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
         """Begin to send a tensor to a rank."""
         return self._post.send(flatten(tensors[0], "send"), dstRank, tag=tag)
 
-    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
+    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:
         """Begin to receive a tensor from a rank."""
         return self._receive(tensors[0], srcRank, tag)
 
@@ -73,7 +70,7 @@ def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = N
     return torch.zeros(numel, dtype=dtype)
 
 
-def create(options: _DistributedBackendOptions, _: Any = None) -> ShoalGroup:
+def create(options: Any, _: Any = None) -> ShoalGroup:
     """Make a group; what ``register`` gives to torch."""
     rank, size = options.group_rank, options.group_size
     names = options.global_ranks_in_group or range(size)

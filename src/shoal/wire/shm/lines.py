@@ -15,6 +15,7 @@ from shoal.wire.shm.segment import Segment
 
 LINE_NBYTES = 1024
 ARRIVED, _STATUS, _BELL = 0, 64, 128  # each a word with a cache line of its own
+STATUS_WORDS = (_STATUS - ARRIVED) >> 2  # from one to the other
 TITLE_NBYTES = 128
 _TITLES = (192, 320)
 _TEXT, _TEXT_NBYTES = 448, 512

@@ -1,4 +1,4 @@
-"""Collectives that only move bytes: broadcast, gather, scatter, all_to_all and their other forms."""
+"""Collectives that only move bytes: broadcast, gather, scatter, all_to_all, in all their forms."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ class Scattering(Base):
     ) -> Work:
         """From each rank a tensor cut in parts, one for each rank; to each rank likewise."""
         source, target = flatten(input, "all_to_all"), flatten(output, "all_to_all")
-        sources = source.split(self._parts(input, input_split_sizes))
-        targets = target.split(self._parts(output, output_split_sizes))
+        sources = source.split_with_sizes(self._parts(input, input_split_sizes))
+        targets = target.split_with_sizes(self._parts(output, output_split_sizes))
         name = entitled(f"all_to_all of {source.dtype}")
 
         def task() -> None:

@@ -6,7 +6,7 @@ The order is the same on every rank and in every run, so results are equal bit f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from shoal.errors import BadArgument
 Combine = Callable[..., Tensor]
 _SERIAL = 32704  # torch splits what is longer among threads, which the other ranks' cores need
 
-_KINDS = dist.ReduceOp.RedOpType
+_KINDS: Any = dist.ReduceOp.RedOpType
 _TORCH: dict[object, tuple[str, Combine, Combine]] = {
     _KINDS.SUM: ("sum", torch.add, torch.logical_or),
     _KINDS.AVG: ("avg", torch.add, torch.logical_or),
@@ -51,8 +51,8 @@ class Reduction(NamedTuple):
         if out.numel() <= block:
             self._block(out, sources)
             return
-        cut = zip(*(x.split(block) for x in sources), strict=True)
-        for piece, parts in zip(out.split(block), cut, strict=True):
+        cut = zip(*(x.split(block) for x in (out, *sources)), strict=True)  # type: ignore[no-untyped-call]
+        for piece, *parts in cut:
             self._block(piece, parts)
 
     def _block(self, out: Tensor, sources: Sequence[Tensor]) -> None:

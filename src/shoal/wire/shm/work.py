@@ -91,7 +91,7 @@ class Work(TorchWork):
     def get_future(self) -> Any:
         """A torch future of the tensors."""
         if self._future is None:
-            self._future = torch.futures.Future()  # type: ignore[no-untyped-call]
+            self._future = torch.futures.Future()
             if self._done:
                 self._settle()
         return self._future

@@ -1,0 +1,71 @@
+"""Numbers that all workers of a run share: samples of a batch, and whatever the user asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.data.batch import count
+from shoal.errors import UnknownName
+from shoal.runtime.explained import Explained
+
+if TYPE_CHECKING:
+    from shoal.runtime.run import Run
+
+How = Literal["mean", "sum", "max", "min"]
+OPS = {
+    "mean": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
+    """Samples in my batch, and in everybody's: known, or asked for while forward computes."""
+    for feed in run.feeds:
+        if feed.loader.last is batch:
+            return feed.loader.mine, partial(int, feed.loader.total)
+    mine = count(batch)
+    if run.team.share.count == 1 or not run.tally.together:
+        return mine, partial(int, mine)
+    if run.updater.total:  # as last time, and put right afterwards where that was wrong
+        run.tally.guess = run.updater.total
+        return mine, partial(int, run.updater.total)
+    copies = run.size // run.team.share.count  # tensor and pipe ranks see the same samples
+    _hush(run)
+    told = torch.tensor(float(mine), dtype=torch.float64)
+    work = dist.all_reduce(told, async_op=True)
+    return mine, partial(_counted, run, told, work, copies)
+
+
+def _counted(run: Run, told: Tensor, work: dist.Work | None, copies: int) -> int:
+    if work is not None:
+        with Explained(run.team.world, run.steps, "samples"):
+            work.wait()
+    return round(float(told) / copies)
+
+
+def agree(run: Run, value: float | bool, how: How) -> float:
+    """One number of all workers'."""
+    if how not in OPS:
+        raise UnknownName("way to agree", how, OPS)
+    if run.size == 1:
+        return float(value)
+    with Explained(run.team.world, run.steps, "agree"):
+        _hush(run)
+        told = torch.tensor(float(value), dtype=torch.float64)
+        dist.all_reduce(told, op=OPS[how])
+    return float(told) / (run.size if how == "mean" else 1)
+
+
+def _hush(run: Run) -> None:
+    """Wait until no other thread issues: collectives must come in one order on every rank."""
+    for replica in run.replicas.values():
+        if replica.engine is not None:
+            replica.engine.line.join()

@@ -1,0 +1,124 @@
+"""Messages between two ranks arrive whole, in order, by tag, from whom they are awaited."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from shm_worlds import enter
+
+from shoal.errors import LayoutMismatch
+from shoal.testing.processes import run_workers
+
+pytestmark = pytest.mark.gloo
+
+
+def sizes() -> None:
+    rank, _ = enter()
+    for numel in (0, 1, 1000, 100_000, 1_000_003):
+        x = torch.arange(float(numel))
+        if rank == 0:
+            dist.send(x, 1)
+            dist.recv(x.zero_(), 1)
+            assert x.equal(torch.arange(float(numel)) + 1)
+        else:
+            y = torch.zeros(numel)
+            assert dist.recv(y, 0) == 0
+            assert y.equal(x)
+            dist.send(y + 1, 0)
+
+
+def test_messages_of_every_size_arrive_whole() -> None:
+    run_workers(2, sizes)
+
+
+def tags() -> None:
+    rank, _ = enter()
+    if rank == 0:
+        works = [dist.isend(torch.full((50_000,), float(t)), 1, tag=t) for t in range(5)]
+        for work in works:
+            work.wait()
+    else:
+        for tag in (3, 0, 4, 2, 1):
+            x = torch.zeros(50_000)
+            dist.recv(x, 0, tag=tag)
+            assert x.eq(tag).all()
+    dist.barrier()
+    for i in range(20):  # one tag keeps its order
+        x = torch.full((3,), float(i))
+        if rank == 0:
+            dist.send(x, 1, tag=7)
+        else:
+            y = torch.zeros(3)
+            dist.recv(y, 0, tag=7)
+            assert y.equal(x)
+
+
+def test_tags_may_be_taken_in_another_order_and_each_keeps_its_own() -> None:
+    run_workers(2, tags)
+
+
+def anyone() -> None:
+    rank, size = enter()
+    if rank:
+        dist.send(torch.full((10,), float(rank)), 0)
+        return
+    seen = set()
+    for _ in range(size - 1):
+        x = torch.zeros(10)
+        source = dist.recv(x)
+        assert x.eq(source).all()
+        seen.add(source)
+    assert seen == set(range(1, size))
+
+
+def test_a_message_from_anyone_tells_whom_it_is_from() -> None:
+    run_workers(4, anyone)
+
+
+def exchange() -> None:
+    rank, size = enter()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    big = torch.full((400_000,), float(rank))  # longer than a ring
+    got = torch.zeros(800_000)[::2]
+    swaps = [dist.P2POp(dist.isend, big, right), dist.P2POp(dist.irecv, got, left)]
+    for work in dist.batch_isend_irecv(swaps):
+        work.wait()
+    assert got.eq(left).all()
+    dist.all_reduce(big)  # beside collectives
+
+
+def test_everyone_may_send_and_receive_at_once() -> None:
+    run_workers(3, exchange)
+
+
+def behind() -> None:
+    rank, _ = enter()
+    x = torch.full((1_000_000,), float(rank))
+    work = dist.isend(x, 1) if rank == 0 else dist.irecv(x, 0)
+    while not work.is_completed():  # nobody waits: it goes on by itself
+        torch.ones(100).sum()
+    assert x.eq(0).all()
+    dist.barrier()
+
+
+def test_messages_go_on_while_nobody_waits_for_them() -> None:
+    run_workers(2, behind)
+
+
+def misfit() -> str:
+    rank, _ = enter()
+    if rank == 0:
+        dist.send(torch.zeros(5), 1)
+        dist.send(torch.ones(3), 1)
+        return ""
+    with pytest.raises(LayoutMismatch) as caught:
+        dist.recv(torch.zeros(3), 0)
+    x = torch.zeros(3)
+    dist.recv(x, 0)
+    assert x.eq(1).all()
+    return str(caught.value)
+
+
+def test_a_message_of_another_size_is_an_error_and_the_next_one_arrives() -> None:
+    assert "rank 0 sent 20 bytes, but the tensor here has 12" in run_workers(2, misfit)[1]
