@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import move
+from shoal.samples.batch import move
 from shoal.errors import UsageError
 from shoal.runtime.feed import Feed
 from shoal.runtime.join import World

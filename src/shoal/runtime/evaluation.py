@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.data.batch import move
-from shoal.data.loader import make
-from shoal.data.options import whole
+from shoal.samples.batch import move
+from shoal.samples.loader import make
+from shoal.samples.options import whole
 from shoal.errors import UsageError
 from shoal.runtime.objective import Judged, judge
 

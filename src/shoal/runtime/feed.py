@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shoal.data.loader import Loader, make
+from shoal.samples.loader import Loader, make
 from shoal.runtime.team import Team
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal import rules
-from shoal.data.batch import count, move, split
+from shoal.samples.batch import count, move, split
 from shoal.errors import UnknownName, UsageError
 from shoal.runtime import restoring, saving, shares
 from shoal.runtime.evaluation import Metric, evaluate
@@ -81,7 +81,7 @@ class Run:
             dataset: map-style or iterable.
             batch_size: of all workers together.
             options: epochs, seed, shuffle, drop_last, collate, processes, prefetch, pin_memory,
-                augments (see :class:`shoal.data.Options`).
+                augments (see :class:`shoal.samples.Options`).
         """
         feed = Feed.made(dataset, batch_size, team=self.team, options=options)
         self.feeds.append(feed)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.data.batch import count
+from shoal.samples.batch import count
 from shoal.errors import UnknownName
 from shoal.runtime.explained import Explained
 

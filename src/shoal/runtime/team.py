@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from shoal.data.order import Share
+from shoal.samples.order import Share
 from shoal.runtime.join import World
 from shoal.runtime.modes import Seat
 from shoal.runtime.settings import Settings

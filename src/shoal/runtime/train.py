@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shoal.data.options import Options as LoaderOptions
+from shoal.samples.options import Options as LoaderOptions
 from shoal.errors import UnknownName
 from shoal.runtime.distribute import distribute
 from shoal.runtime.objective import Loss

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
 from shoal.wire.shm.board import entitled
-from shoal.wire.shm.connect import Place
+from shoal.wire.shm.place import Place
 from shoal.wire.shm.flat import spell
 from shoal.wire.shm.work import Lane, Work
 
@@ -54,9 +54,9 @@ class Base(_TorchGroup):  # type: ignore[misc]
     def __init__(self, store: Store, rank: int, size: int, *, place: Place) -> None:
         super().__init__(rank, size)  # the form with a store cannot be subclassed
         self._store, self._pid, self._names = store, os.getpid(), ("", "undefined")
-        self._wire, self._post, self._board = place.host, place.post, place.host.board
+        self._wire, self._post, self._board = place.wire, place.post, place.wire.board
         self._broken: BaseException | None = None
-        self._order, self._nodes = 0, place.nodes
+        self._order = 0
         board, own = self._board, weakref.ref(self)
         self._lane = Lane(lambda background: _prepare(own(), background), lambda e: _fail(own(), e))
         self._end = weakref.finalize(self, _close, self._lane, self._post, board)

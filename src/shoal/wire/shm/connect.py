@@ -113,7 +113,7 @@ class Meeting(NamedTuple):
     seconds: float
 
 
-class Place(NamedTuple):
+class Room(NamedTuple):
     """One host's part of a group, as one of its ranks sees it."""
 
     host: Host
@@ -121,7 +121,7 @@ class Place(NamedTuple):
     nodes: tuple[tuple[int, ...], ...]  # the group's ranks by host, each ascending
 
 
-def connect(meeting: Meeting) -> Place:
+def connect(meeting: Meeting) -> Room:
     """Find the ranks that share memory with this one, and share a segment with them."""
     store, rank, size = meeting.store, meeting.rank, len(meeting.names)
     me = myself()
@@ -141,7 +141,7 @@ def connect(meeting: Meeting) -> Place:
     peers = [Peer(cards[r][1], cards[r][2]) for r in mine]
     names = [meeting.names[r] for r in mine]
     lines = Lines(segment, mine.index(rank), peers=peers, names=names)
-    return Place(*_furnish(segment, plan, lines, meeting.seconds), nodes)
+    return Room(*_furnish(segment, plan, lines, meeting.seconds), nodes)
 
 
 def _share(

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from shoal.wire.shm.base import Base
 from shoal.wire.shm.bucket import make_bucket
-from shoal.wire.shm.connect import Meeting, connect
+from shoal.wire.shm.connect import Meeting
 from shoal.wire.shm.flat import flatten, restore
 from shoal.wire.shm.moving import Gathering, Scattering
+from shoal.wire.shm.place import find_place
 from shoal.wire.shm.reducing import Reducing
 from shoal.wire.shm.work import Work
 
@@ -43,12 +44,12 @@ class ShoalGroup(Reducing, Gathering, Scattering, Messages):
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A tensor of zeros that this group's all_reduce combines in place; all ranks must call."""
-        wire = self._wire
-        key = f"bucket/{self._nodes[0]}/{len(wire.buckets)}"
+        lines, buckets = self._board.lines, self._wire.buckets
+        key = f"bucket/{lines.names[0]}/{len(buckets)}"
         bucket = make_bucket(
-            self._store, key, numel * dtype.itemsize, rank=wire.rank, size=wire.size
+            self._store, key, numel * dtype.itemsize, rank=lines.rank, size=lines.size
         )
-        wire.buckets.append(bucket)
+        buckets.append(bucket)
         return bucket.tensor(numel, dtype)
 
 
@@ -75,5 +76,4 @@ def create(options: Any, _: Any = None) -> ShoalGroup:
     rank, size = options.group_rank, options.group_size
     names = options.global_ranks_in_group or range(size)
     meeting = Meeting(options.store, rank, tuple(names), options.timeout.total_seconds())
-    place = connect(meeting)
-    return ShoalGroup(options.store, rank, size, place=place)
+    return ShoalGroup(options.store, rank, size, place=find_place(meeting))

@@ -49,7 +49,8 @@ def host_key() -> str:
     """Equal for processes of one running system that can see each other's process ids.
 
     The kernel's boot id tells machines apart that have one name; the namespace of process ids
-    tells containers apart that share a kernel.
+    tells containers apart that share a kernel. ``SHOAL_HOST_KEY`` is added: ranks that differ in it
+    are treated as being on different hosts.
     """
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
@@ -59,7 +60,7 @@ def host_key() -> str:
             )
         except OSError:
             parts.append(os.uname().nodename)
-    return f"{'/'.join(parts)}/{os.getuid()}"
+    return f"{'/'.join(parts)}/{os.getuid()}/{os.environ.get('SHOAL_HOST_KEY', '')}"
 
 
 def _look(pid: int) -> tuple[str, int]:

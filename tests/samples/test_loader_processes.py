@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shoal.data import Share, make
+from shoal.samples import Share, make
 from shoal.errors import UsageError
 
 pytestmark = pytest.mark.gloo

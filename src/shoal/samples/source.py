@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from shoal.data.order import Share, Span, batches, mix, order, part
-from shoal.data.reader import Cut, Reader, Samples, emptied, opened
+from shoal.samples.order import Share, Span, batches, mix, order, part
+from shoal.samples.reader import Cut, Reader, Samples, emptied, opened
 from shoal.errors import UsageError
 
 UNKNOWN = -1  # the length of a stream that has none

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from shoal.data import count, move, split
-from shoal.data.batch import cut
-from shoal.data.order import Span
+from shoal.samples import count, move, split
+from shoal.samples.batch import cut
+from shoal.samples.order import Span
 from shoal.errors import BadArgument, UsageError
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from shoal.data import Options, Share, make
+from shoal.samples import Options, Share, make
 from shoal.errors import BadArgument, CheckpointMismatch, UnknownName, UsageError
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from shoal.data.order import Share, Span, part
+from shoal.samples.order import Share, Span, part
 from shoal.errors import BadArgument, UsageError
 
 Rebuild = Callable[[list[Any]], Any]

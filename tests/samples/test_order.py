@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.order import Share, Span, batch_count, batches, mix, order, part
+from shoal.samples.order import Share, Span, batch_count, batches, mix, order, part
 from shoal.errors import BadArgument
 
 lengths = st.integers(1, 60)

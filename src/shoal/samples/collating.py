@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.data.options import Collate
+from shoal.samples.options import Collate
 from shoal.errors import UsageError
 
 SHOWN = 8

@@ -21,10 +21,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.data.options import Options, whole
-from shoal.data.order import ALONE, Share, batch_count
-from shoal.data.reader import Cut
-from shoal.data.source import UNKNOWN, Draw, source
+from shoal.samples.options import Options, whole
+from shoal.samples.order import ALONE, Share, batch_count
+from shoal.samples.reader import Cut
+from shoal.samples.source import UNKNOWN, Draw, source
 from shoal.errors import CheckpointMismatch, UsageError
 
 _MUST_AGREE = ("seed", "length", "shuffle")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from shoal.data import Loader, Options, Share, count, make
+from shoal.samples import Loader, Options, Share, count, make
 
 QUIET = pytest.mark.filterwarnings("ignore:batch_size")
 

@@ -11,9 +11,9 @@
     batch.py        count, move and split a batch of any shape
 """
 
-from shoal.data.batch import count, move, split
-from shoal.data.loader import Loader, make
-from shoal.data.options import Options
-from shoal.data.order import Share
+from shoal.samples.batch import count, move, split
+from shoal.samples.loader import Loader, make
+from shoal.samples.options import Options
+from shoal.samples.order import Share
 
 __all__ = ["Loader", "Options", "Share", "count", "make", "move", "split"]

@@ -1,0 +1,229 @@
+"""The collectives of a group on several hosts: shared memory inside a host, gloo between hosts.
+
+all_reduce goes in three steps: combine inside each host; combine between hosts; hand the result on
+inside each host. The middle one is shared: where all hosts have as many ranks, rank ``i`` of each
+host combines slice ``i`` with its namesakes, over a connection of its own; else one rank does it
+all. Between hosts gloo only moves bytes, so every type travels, and numbers are combined here in
+the order of hosts: the result is the same on every rank and in every run.
+
+broadcast passes once over the network for each host. What sends something else to each rank
+(all_gather, scatter, reduce_scatter, all_to_all) goes over gloo between all ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from shoal.errors import LayoutMismatch, PeerLost
+from shoal.wire.shm.board import entitled
+from shoal.wire.shm.connect import Meeting
+from shoal.wire.shm.host import Host
+from shoal.wire.shm.lines import TITLE_NBYTES
+from shoal.wire.shm.reduction import Reduction
+
+_SHORT_NBYTES = 64 << 10  # below, one rank of each host speaks for it
+_AGREE = entitled("agreeing with other hosts")
+
+
+def memory(address: int, nbytes: int) -> Tensor:
+    """Memory of this process as a tensor of bytes."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    block = (ctypes.c_ubyte * nbytes).from_address(address)
+    return torch.frombuffer(block, dtype=torch.uint8)
+
+
+@contextmanager
+def _named(title: bytes) -> Iterator[None]:
+    """Say which collective it was that gloo gave up."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"{title.decode().strip()}: between hosts: {error}") from error
+
+
+class Hosts:
+    """The ranks of a group on several hosts, as one of them sees them.
+
+    Args:
+        local: the ranks of this host.
+        nodes: the group's ranks by host.
+        meeting: how the group met.
+    """
+
+    def __init__(self, local: Host, nodes: Sequence[Sequence[int]], *, meeting: Meeting) -> None:
+        self.local, self.board, self.buckets = local, local.board, local.buckets
+        self.rank, self.size, self._names = meeting.rank, len(meeting.names), meeting.names
+        self._nodes = nodes
+        self._home = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
+        self._node = self._home[self.rank]
+        limit = timedelta(seconds=meeting.seconds)
+
+        def gloo(name: str, rank: int, size: int) -> Any:
+            return ProcessGroupGloo(PrefixStore(name, meeting.store), rank, size, limit)
+
+        self.everyone = gloo("everyone", self.rank, self.size)
+        even = len({len(ranks) for ranks in nodes}) == 1
+        self._lanes = local.size if even else 1
+        mine = local.rank < self._lanes
+        self._lane = gloo(f"lane {local.rank}", self._node, len(nodes)) if mine else None
+
+    def _agree(self, title: bytes) -> None:
+        """Make sure that all hosts have come to the same collective."""
+        self.local.barrier(title)
+        told = torch.zeros(len(self._nodes) * TITLE_NBYTES, dtype=torch.uint8)
+        if self.local.rank == 0:
+            mine = torch.frombuffer(bytearray(title), dtype=torch.uint8)
+            with _named(title):
+                self._lane._allgather_base(told, mine).wait()
+        self.local.broadcast(_AGREE, told.data_ptr(), told.nbytes, root=0)
+        rows = told.view(-1, TITLE_NBYTES)
+        if not rows.eq(rows[0]).all():
+            sides = "; ".join(
+                f"{bytes(row.tolist()).decode().strip()} on rank "
+                f"{', '.join(str(self._names[r]) for r in ranks)}"
+                for row, ranks in zip(rows, self._nodes, strict=True)
+            )
+            raise LayoutMismatch(f"ranks came to different collectives: {sides}")
+
+    def barrier(self, title: bytes) -> None:
+        """Wait for everyone."""
+        self._agree(title)
+
+    def all_reduce(self, title: bytes, flat: Tensor, how: Reduction) -> None:
+        """Leave everyone's numbers, combined, in ``flat`` of everyone."""
+        self._agree(title)
+        plain = how._replace(divides=False)
+        self.local.all_reduce(title, flat, plain)
+        lanes = 1 if flat.nbytes <= _SHORT_NBYTES else self._lanes
+        each = -(-flat.numel() // lanes)
+        slices = [flat[i * each : (i + 1) * each] for i in range(lanes)]
+        if self.local.rank < lanes:
+            mine = slices[self.local.rank]
+            with _named(title):
+                self._between(mine, plain)
+            if how.divides:
+                mine.div_(self.size)
+        for root, part in enumerate(slices):
+            self.local.broadcast(title, part.data_ptr(), part.nbytes, root=root)
+
+    def _between(self, flat: Tensor, how: Reduction) -> None:
+        """Combine with the namesakes on other hosts: a part each, then everyone's part."""
+        count, width = len(self._nodes), flat.element_size()
+        each = -(-flat.numel() // count)
+        ends = [min(i * each, flat.numel()) for i in range(count + 1)]
+        sizes = [(b - a) * width for a, b in zip(ends, ends[1:], strict=False)]
+        own = sizes[self._node]
+        whole, got = flat.view(torch.uint8), torch.empty(own * count, dtype=torch.uint8)
+        self._lane.alltoall_base(got, whole, [own] * count, sizes).wait()
+        part = torch.empty(own // width, dtype=flat.dtype)
+        if own:
+            how(part, [piece.view(flat.dtype) for piece in got.view(count, own)])
+        again = part.view(torch.uint8).repeat(count)
+        self._lane.alltoall_base(whole, again, sizes, [own] * count).wait()
+
+    def reduce(self, title: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
+        """Leave everyone's numbers, combined, in ``flat`` of one rank."""
+        self.all_reduce(title, flat if self.rank == root else flat.clone(), how)
+
+    def broadcast(self, title: bytes, address: int, nbytes: int, *, root: int) -> None:
+        """Copy one rank's memory to everyone's: to its leader, to other leaders, to their ranks."""
+        self._agree(title)
+        source = self._home[root]
+        if source == self._node:
+            speaker = self._nodes[source].index(root)
+            self.local.broadcast(title, address, nbytes, root=speaker)
+        if self.local.rank == 0:
+            with _named(title):
+                self._lane.broadcast(memory(address, nbytes), source).wait()
+        if source != self._node:
+            self.local.broadcast(title, address, nbytes, root=0)
+
+    def all_gather(
+        self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
+    ) -> None:
+        """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
+        self._agree(title)
+        out = torch.empty(nbytes * self.size, dtype=torch.uint8)
+        with _named(title):
+            self.everyone._allgather_base(out, memory(source, nbytes)).wait()
+        for rank, target in enumerate(targets or ()):
+            ctypes.memmove(target, out.data_ptr() + rank * nbytes, nbytes)
+
+    def scatter(
+        self, title: bytes, sources: Sequence[int] | None, *, nbytes: int, target: int, root: int
+    ) -> None:
+        """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
+        parts = [(source, nbytes) for source in sources or ()] or [(0, 0)] * self.size
+        takes = [(target, nbytes if rank == root else 0) for rank in range(self.size)]
+        self.all_to_all(title, parts, takes)
+
+    def reduce_scatter(
+        self, title: bytes, sources: Sequence[int], *, mine: Tensor, out: Tensor, how: Reduction
+    ) -> None:
+        """Combine what all ranks have for this rank into ``out``."""
+        each = out.nbytes
+        got = torch.empty(self.size, out.numel(), dtype=out.dtype)
+        starts = [got.data_ptr() + rank * each for rank in range(self.size)]
+        self.all_to_all(
+            title, [(source, each) for source in sources], [(start, each) for start in starts]
+        )
+        if out.numel():
+            how(out, list(got))
+
+    def all_to_all(
+        self, title: bytes, sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]
+    ) -> None:
+        """Send each rank its own part; all parts are (address, bytes)."""
+        self._agree(title)
+        sends, takes = [n for _, n in sources], [n for _, n in targets]
+        self._agree_parts(sends, takes)
+        packed = torch.cat([memory(*source) for source in sources])
+        got = torch.empty(sum(takes), dtype=torch.uint8)
+        with _named(title):
+            self.everyone.alltoall_base(got, packed, takes, sends).wait()
+        for (target, nbytes), part in zip(targets, got.split_with_sizes(takes), strict=True):
+            ctypes.memmove(target, part.data_ptr(), nbytes)
+
+    def _agree_parts(self, sends: list[int], takes: list[int]) -> None:
+        told, expected = torch.empty(self.size, dtype=torch.int64), torch.tensor(takes)
+        ones = [1] * self.size
+        self.everyone.alltoall_base(told, torch.tensor(sends), ones, ones).wait()
+        wrong = told.ne(expected).to(torch.int64)
+        found = wrong.clone()
+        self.everyone.allreduce(found).wait()
+        if found.any():
+            rank = int(found.argmax())
+            raise LayoutMismatch(
+                f"all_to_all: rank {self._names[rank]} sends other sizes than some rank expects; "
+                f"here rank {self._names[self.rank]} expects {takes} bytes and is sent "
+                f"{told.tolist()}; the splits must agree"
+            )
+
+
+class GlooPost:
+    """Messages of a group on several hosts: all of them over gloo."""
+
+    def __init__(self, gloo: Any) -> None:
+        self._gloo = gloo
+
+    def send(self, flat: Tensor, peer: int, *, tag: int) -> Any:
+        """Begin to send a message."""
+        return self._gloo.send([flat], peer, tag)
+
+    def receive(self, flat: Tensor, peer: int | None, *, tag: int, finally_: Any = None) -> Any:
+        """Begin to receive a message into ``flat``."""
+        if peer is None:
+            return self._gloo.recv_anysource([flat], tag)
+        return self._gloo.recv([flat], peer, tag)
+
+    def stop(self) -> None:
+        """Nothing of its own to end."""

@@ -1,0 +1,86 @@
+"""On several hosts the collectives give what they give on one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from shm_worlds import enter
+from test_collectives_random import sequence
+
+from shoal.errors import LayoutMismatch
+from shoal.testing.processes import run_workers
+from shoal.wire.shm import allocate
+
+pytestmark = pytest.mark.gloo
+
+
+def apart(hosts: str, work: Any, *args: Any) -> Any:
+    """Run as if ranks were on the hosts named by one letter each."""
+    os.environ["SHOAL_HOST_KEY"] = hosts[int(os.environ["RANK"])]
+    return work(*args)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aab", "ab", "abab"])
+def test_a_random_sequence_on_several_hosts_gives_what_gloo_gives(hosts: str) -> None:
+    assert sum(run_workers(len(hosts), apart, hosts, sequence, 5, 25)) > 10
+
+
+def everything() -> None:
+    rank, size = enter()
+    world = dist.group.WORLD
+    assert type(world._wire).__name__ == "Hosts"
+    mean = torch.full((100_000,), float(rank))
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    assert mean.eq((size - 1) / 2).all()
+    flags = torch.zeros(3, dtype=torch.bool).logical_or(torch.tensor(rank == 1))
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    assert flags.all()
+    x = torch.full((7,), float(rank))
+    if rank == 0:
+        dist.send(x, size - 1, tag=2)
+    if rank == size - 1:
+        dist.recv(x, 0, tag=2)
+        assert x.eq(0).all()
+    shared = allocate(50_000, torch.float32)
+    dist.all_reduce(shared.fill_(1))
+    assert shared.eq(size).all()
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, rank)
+    assert objects == list(range(size))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "aab"])
+def test_means_flags_messages_buckets_and_objects_cross_hosts(hosts: str) -> None:
+    run_workers(len(hosts), apart, hosts, everything)
+
+
+def mismatch() -> str:
+    rank, _ = enter()
+    with pytest.raises(LayoutMismatch) as caught:
+        dist.all_reduce(torch.zeros(3 + rank // 2))
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x.eq(4).all()
+    return str(caught.value)
+
+
+def test_hosts_that_call_different_things_are_told_both_sides() -> None:
+    for told in run_workers(4, apart, "aabb", mismatch):
+        assert "float32 x 3 on rank 0, 1" in told
+        assert "float32 x 4 on rank 2, 3" in told
+
+
+def order() -> int:
+    rank, _ = enter()
+    x = torch.randn(30_001, generator=torch.Generator().manual_seed(rank)) * 10 ** (3 * rank)
+    dist.all_reduce(x)
+    return int(x.view(torch.int32).sum())
+
+
+def test_all_ranks_of_all_hosts_get_the_same_bits() -> None:
+    assert len({*run_workers(4, apart, "aabb", order), *run_workers(4, apart, "aabb", order)}) == 1
