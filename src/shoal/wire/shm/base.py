@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import Store
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
 from shoal.wire.shm.board import entitled
-from shoal.wire.shm.place import Place
 from shoal.wire.shm.flat import spell
+from shoal.wire.shm.place import Place
 from shoal.wire.shm.work import Lane, Work
 
 Options = Any  # torch's own options, one class a collective, all with asyncOp

@@ -13,9 +13,10 @@ broadcast passes once over the network for each host. What sends something else 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from shoal.wire.shm.connect import Meeting
 from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import TITLE_NBYTES
 from shoal.wire.shm.reduction import Reduction
+from shoal.wire.shm.work import Work
 
 _SHORT_NBYTES = 64 << 10  # below, one rank of each host speaks for it
 _AGREE = entitled("agreeing with other hosts")
@@ -74,7 +76,7 @@ class Hosts:
         even = len({len(ranks) for ranks in nodes}) == 1
         self._lanes = local.size if even else 1
         mine = local.rank < self._lanes
-        self._lane = gloo(f"lane {local.rank}", self._node, len(nodes)) if mine else None
+        self._lane: Any = gloo(f"lane {local.rank}", self._node, len(nodes)) if mine else None
 
     def _agree(self, title: bytes) -> None:
         """Make sure that all hosts have come to the same collective."""
@@ -120,7 +122,7 @@ class Hosts:
         count, width = len(self._nodes), flat.element_size()
         each = -(-flat.numel() // count)
         ends = [min(i * each, flat.numel()) for i in range(count + 1)]
-        sizes = [(b - a) * width for a, b in zip(ends, ends[1:], strict=False)]
+        sizes = [(b - a) * width for a, b in pairwise(ends)]
         own = sizes[self._node]
         whole, got = flat.view(torch.uint8), torch.empty(own * count, dtype=torch.uint8)
         self._lane.alltoall_base(got, whole, [own] * count, sizes).wait()
@@ -209,6 +211,28 @@ class Hosts:
             )
 
 
+class Received(Work):
+    """A message that gloo receives; then put where it belongs, if that is not contiguous."""
+
+    def __init__(self, inner: Any, flat: Tensor, finally_: Callable[[], None]) -> None:
+        super().__init__([flat], done=True)
+        self._inner, self._finally = inner, finally_
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is received."""
+        with _named(b"receive"):
+            self._inner.wait()
+        self._finally()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the message is there."""
+        return bool(self._inner.is_completed())
+
+    def _source_rank(self) -> int:
+        return int(self._inner._source_rank())
+
+
 class GlooPost:
     """Messages of a group on several hosts: all of them over gloo."""
 
@@ -219,11 +243,13 @@ class GlooPost:
         """Begin to send a message."""
         return self._gloo.send([flat], peer, tag)
 
-    def receive(self, flat: Tensor, peer: int | None, *, tag: int, finally_: Any = None) -> Any:
+    def receive(
+        self, flat: Tensor, peer: int | None, *, tag: int, finally_: Callable[[], None]
+    ) -> Any:
         """Begin to receive a message into ``flat``."""
         if peer is None:
-            return self._gloo.recv_anysource([flat], tag)
-        return self._gloo.recv([flat], peer, tag)
+            return Received(self._gloo.recv_anysource([flat], tag), flat, finally_)
+        return Received(self._gloo.recv([flat], peer, tag), flat, finally_)
 
     def stop(self) -> None:
         """Nothing of its own to end."""
