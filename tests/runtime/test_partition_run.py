@@ -106,3 +106,28 @@ def own_loop() -> None:
 def test_a_pipeline_refuses_an_own_loop() -> None:
     for outcome in outcomes(2, own_loop):
         assert "instead: run.step(batch)" in (outcome.error or "")
+
+
+def uneven(strategy: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = gpt(VOCAB, LENGTH, layers=2, heads=2, width=16).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = shoal.distribute(model, optimizer, loss=cross_entropy, strategy=strategy, accumulate=2)
+    data = torch.utils.data.TensorDataset(*words(9))
+    from shoal.runtime.state import model_state
+
+    with run:
+        for batch in run.loader(data, 8, epochs=2, shuffle=False):  # the last batch has one sample
+            run.step(batch)
+        told = run.evaluate(data, 4)
+        return {"told": told["loss"], "state": model_state(run.replicas["model"].source)}
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("strategy", ["shard(3)", "tensor(2)", "pipe(2)", "data(2) * pipe(2)"])
+def test_a_rank_without_samples_still_computes(strategy: str) -> None:
+    (alone,) = run_workers(1, uneven, "auto")
+    ranks = 3 if strategy == "shard(3)" else 4
+    for result in run_workers(ranks, uneven, strategy):
+        assert difference(alone["state"], result["state"]) < 1e-9
+        assert result["told"] == pytest.approx(alone["told"], abs=1e-9)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.samples.batch import move
 from shoal.errors import UsageError
 from shoal.runtime.feed import Feed
 from shoal.runtime.join import World
@@ -28,6 +27,7 @@ from shoal.runtime.settings import Settings
 from shoal.runtime.step import Step
 from shoal.runtime.team import Team
 from shoal.runtime.weightless import META, Weightless, strip
+from shoal.samples.batch import move
 from shoal.strategy import Strategy
 from shoal.timeline.record import NullRecorder
 

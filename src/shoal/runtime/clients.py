@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from multiprocessing.util import Finalize
 
 import torch
 
-from shoal.errors import ExchangeTimeout, PeerLost
+from shoal.errors import ExchangeTimeout, PeerLost, UsageError
 from shoal.runtime.join import World
 from shoal.runtime.launcher import contract
 from shoal.runtime.source import Cut, Whole
@@ -54,6 +56,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 def served(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) -> ServedWire:
     """The wire of a strategy with servers."""
     world, strategy = team.world, team.strategy
+    _refuse_twice(world)
     hello = Hello(world.token, world.generation, world.rank)
     channels = []
     for index in range(strategy.coordination.servers):
@@ -70,7 +73,23 @@ def served(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) ->
     )
     if world.rank == 0 and not strategy.synchrony.waits:
         wire.begin({name: t.detach() for name, t in named.items()})
+    # who ends without closing its run has left, and is not lost
+    Finalize(None, _take_leave, args=(wire,), exitpriority=20)
     return wire
+
+
+def _take_leave(wire: ServedWire) -> None:
+    with suppress(PeerLost):
+        wire.leave()
+
+
+def _refuse_twice(world: World) -> None:
+    """Servers run the script up to its first distribute with them, and serve that run."""
+    if world.store is not None and world.store.add(f"served/{world.rank}", 1) > 1:
+        raise UsageError(
+            "a second run with parameter_server in one process: its servers serve one run only; "
+            "start the script anew, or use all_reduce for one of them"
+        )
 
 
 def find(world: World, key: str) -> tuple[str, int]:

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.errors import UsageError
+from shoal.runtime.objective import Judged, judge
 from shoal.samples.batch import move
 from shoal.samples.loader import make
 from shoal.samples.options import whole
-from shoal.errors import UsageError
-from shoal.runtime.objective import Judged, judge
 
 if TYPE_CHECKING:
     from shoal.runtime.run import Run

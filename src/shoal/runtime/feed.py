@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shoal.samples.loader import Loader, make
 from shoal.runtime.team import Team
+from shoal.samples.loader import Loader, make
 
 
 class Feed:

@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing.util import Finalize
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from shoal.errors import PeerLost, UsageError
+from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.flow import Ask, Pair
+from shoal.runtime.alarm import raise_if_failed
 from shoal.runtime.clients import find
 from shoal.runtime.server import publish
 from shoal.runtime.team import Team
@@ -41,14 +44,28 @@ class PairWire:
         self._parameters = list(parameters.values())
         self._team = team
         self._channels: dict[int, Channel] = {}
+        self._lost: PeerLost | None = None
+        self._left = False
+        self._place = self._turn()
         self._listener = listen(team.world.local_size >= team.world.size)
-        publish(team.world, f"peer/{team.world.rank}", self._listener)
+        publish(team.world, f"{self._place}/at/{team.world.rank}", self._listener)
         threading.Thread(target=self._serve, name="shoal-peers", daemon=True).start()
+        # who ends without closing its run must still answer those that go on
+        Finalize(None, self._see_off, exitpriority=20)
+
+    def _turn(self) -> str:
+        """Keys of this wire alone: a process may have several, one after or beside the other."""
+        world = self._team.world
+        if world.store is None:
+            raise PeerLost("there is no store to meet at")
+        return f"pairs/{world.store.add(f'pairs-of/{world.rank}', 1)}"
 
     def ask(self, ask: Ask) -> Pending:
         """Meet one peer. The caller holds the lock; it is free meanwhile."""
         if not isinstance(ask, Pair):
             raise UsageError(f"{type(ask).__name__}: pairs only meet")
+        if self._lost is not None:
+            raise self._lost
         self.lock.release()
         try:
             channel = self._channel(ask.peer)
@@ -60,7 +77,7 @@ class PairWire:
     def _channel(self, peer: int) -> Channel:
         if peer not in self._channels:
             world = self._team.world
-            host, port = find(world, f"peer/{peer}")
+            host, port = find(world, f"{self._place}/at/{peer}")
             hello = Hello(world.token, world.generation, world.rank)
             self._channels[peer] = connect(
                 host, port, hello=hello, peer=f"rank {peer}", seconds=world.seconds
@@ -76,9 +93,18 @@ class PairWire:
                     threading.Thread(target=self._attend, args=visit, daemon=True).start()
 
     def _attend(self, channel: Channel, worker: int) -> None:
-        with suppress(PeerLost):
+        try:
             while True:
                 channel.send("mean", {}, self._meet(channel.receive().tensors))
+        except PeerLost:
+            if not self._done(worker):
+                self._lost = PeerLost(f"rank {worker} is gone")
+
+    def _done(self, worker: int) -> bool:
+        store = self._team.world.store
+        with suppress(dist.DistError, RuntimeError):  # the store goes with its host
+            return store is not None and store.check([f"{self._place}/done/{worker}"])
+        return False
 
     @torch.no_grad()
     def _meet(self, theirs: list[Tensor]) -> list[Tensor]:
@@ -91,14 +117,26 @@ class PairWire:
         return means
 
     def leave(self) -> None:
-        """Keep serving until every worker is done."""
+        """Keep serving until every worker is done, or one is lost."""
+        if self._left:
+            return
+        self._left = True
         world = self._team.world
         if world.store is not None:
-            world.store.set(f"peer-done/{world.rank}", "1")
-            keys = [f"peer-done/{rank}" for rank in range(world.size)]
-            end = time.monotonic() + world.seconds
-            while not world.store.check(keys) and time.monotonic() < end:
-                time.sleep(LOOK_SECONDS)
+            world.store.set(f"{self._place}/done/{world.rank}", "1")
+        end = time.monotonic() + world.seconds
+        while not all(map(self._done, range(world.size))) and time.monotonic() < end:
+            raise_if_failed(world)
+            if self._lost is not None:
+                raise self._lost
+            time.sleep(LOOK_SECONDS)
+        self._hang_up()
+
+    def _see_off(self) -> None:
+        with suppress(ShoalError, dist.DistError, RuntimeError):
+            self.leave()
+
+    def _hang_up(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

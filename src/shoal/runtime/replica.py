@@ -201,19 +201,11 @@ class Replica:
             rows = self.wire.ask(Rows(grad)).wait()
             p.grad = rows if rows._nnz() else None  # looked up by nobody: not a gradient of zero
 
-    def norm(self) -> float:
-        """Norm of the gradient, the same on every worker that agreed on it."""
-        return self.source.norm()
-
     def scale(self, factor: float) -> None:
         """Multiply the gradient."""
         for p in self._graded:
             if p.grad is not None:
                 p.grad.mul_(factor)
-
-    def clip(self, limit: float, norm: float) -> None:
-        """Scale the gradient down to ``limit``."""
-        self.source.clip(limit, norm)
 
     def forgo(self) -> None:
         """The step is skipped: nobody may use its gradients, nor remember them."""

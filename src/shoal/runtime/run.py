@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from shoal import rules
-from shoal.samples.batch import count, move, split
 from shoal.errors import UnknownName, UsageError
 from shoal.runtime import restoring, saving, shares
 from shoal.runtime.evaluation import Metric, evaluate
@@ -25,6 +24,7 @@ from shoal.runtime.tally import Tally
 from shoal.runtime.team import Team
 from shoal.runtime.updating import Updater
 from shoal.runtime.wires import weighted
+from shoal.samples.batch import move
 
 
 class Run:
@@ -105,15 +105,15 @@ class Run:
         self.tally.open(mine, total)
         replica.begin(self.steps)
         start = time.perf_counter()
-        wanted = self.team.settings.accumulate
-        if wanted == 1:
-            wanted = min(mine, 2 * replica.pipeline.count)  # keep the stages busy
-        pieces = [move(piece, self.device) for piece in split(batch, wanted, rows=mine)]
-        sizes = [count(piece) for piece in pieces]
-        scales = [self.tally.scale(n, self.team.share.count) for n in sizes]
-        loss = replica.source.flow_through(pieces, self.loss, scales)
+        parts = self.team.settings.accumulate
+        if parts == 1:
+            parts = 2 * replica.pipeline.count  # keep the stages busy
+        cut = shares.pieces(self, batch, mine, parts)
+        scales = [self.tally.scale(n, self.team.share.count) for _, n in cut]
+        moved = [move(piece, self.device) for piece, _ in cut]
+        loss = replica.source.flow_through(moved, self.loss, scales)
         share = self.team.share.count * mine / total() if self.tally.together else 1.0
-        self.tally.losses.append((loss / share, mine))
+        self.tally.losses.append((loss / share if mine else loss, mine))
         self._span("pipeline", start)
 
     def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
@@ -130,9 +130,9 @@ class Run:
         for replica in self.replicas.values():
             replica.begin(self.steps)
         parts = parts or self.team.settings.accumulate
-        pieces = [batch] if parts == 1 else split(batch, parts, rows=mine)
-        for index, piece in enumerate(pieces if mine else []):
-            self.tally.micro = mine if len(pieces) == 1 else count(piece)
+        pieces = shares.pieces(self, batch, mine, parts)
+        for index, (piece, samples) in enumerate(pieces):
+            self.tally.micro = samples
             self.tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
             with self.tally.passing():
                 yield move(piece, self.device)
@@ -155,7 +155,8 @@ class Run:
         """
         self._own_loop("backward")
         loss, tally = differentiable(loss), self.tally
-        samples = samples or tally.micro or 1
+        if samples is None:
+            samples = tally.micro if tally.known else 1
         scale = tally.scale(samples, self.team.share.count)
         if tally.last:
             word = tally.word((loss.detach(), samples))

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.samples.batch import count
 from shoal.errors import UnknownName
 from shoal.runtime.explained import Explained
+from shoal.samples.batch import count, split
 
 if TYPE_CHECKING:
     from shoal.runtime.run import Run
@@ -42,6 +42,23 @@ def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
     told = torch.tensor(float(mine), dtype=torch.float64)
     work = dist.all_reduce(told, async_op=True)
     return mine, partial(_counted, run, told, work, copies)
+
+
+def pieces(run: Run, batch: Any, mine: int, parts: int) -> list[tuple[Any, int]]:
+    """Micro-batches of my batch, each with its samples.
+
+    Ranks that share a model make equally many, so that their gathers meet: who has fewer samples
+    adds some that weigh nothing.
+    """
+    share = run.team.share
+    if not share.stands_in:
+        cut = [batch] if parts == 1 or not mine else split(batch, parts, rows=mine)
+        return [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut if mine]
+    most = -(-run.tally.total() // share.count)  # samples of whoever has most
+    cut = split(batch, parts, rows=mine) if mine else []
+    made = [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut]
+    idle = split(batch, max(mine, 1), rows=max(mine, 1))[0]
+    return made + [(idle, 0)] * (min(parts, most) - len(made))
 
 
 def _counted(run: Run, told: Tensor, work: dist.Work | None, copies: int) -> int:

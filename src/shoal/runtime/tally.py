@@ -63,7 +63,7 @@ class Tally:
         if not self.known:  # a loop of one's own: every worker weighs the same
             return 1 / workers if self.weighted else 1.0
         if not self.together:
-            return samples / self.mine
+            return samples / max(self.mine, 1)
         return samples / self.total() * (1 if self.weighted else workers)
 
     def word(self, *more: tuple[Tensor, int]) -> Word:

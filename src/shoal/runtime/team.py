@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from shoal.samples.order import Share
 from shoal.runtime.join import World
 from shoal.runtime.modes import Seat
 from shoal.runtime.settings import Settings
+from shoal.samples.order import Share
 from shoal.strategy import Strategy
 from shoal.timeline.record import Recorder
 
@@ -51,7 +51,7 @@ class Team:
             return Share(self.world.rank, self.world.size)
         from shoal.runtime.partitioned import data_index
 
-        return Share(*data_index(self.mesh))
+        return Share(*data_index(self.mesh), stands_in=True)
 
     @property
     def group(self) -> dist.ProcessGroup | None:

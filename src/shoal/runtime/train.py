@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shoal.samples.options import Options as LoaderOptions
 from shoal.errors import UnknownName
 from shoal.runtime.distribute import distribute
 from shoal.runtime.objective import Loss
 from shoal.runtime.run import Run
 from shoal.runtime.settings import Settings
+from shoal.samples.options import Options as LoaderOptions
 
 if TYPE_CHECKING:
     from shoal.runtime.feed import Feed

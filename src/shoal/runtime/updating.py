@@ -59,7 +59,7 @@ class Updater:
         norm = None if skip or early else self._norm(replica, number)
         skip = skip or (norm is not None and not math.isfinite(norm))
         if norm is not None and not skip and self.team.settings.clip:
-            replica.clip(self.team.settings.clip, norm)
+            replica.source.clip(self.team.settings.clip, norm)
         if skip:
             replica.forgo()
         replica.update(_nothing if skip else replica.optimizer.step)
@@ -113,7 +113,7 @@ class Updater:
         settings = self.team.settings
         if settings.clip is None and settings.nonfinite == "stop":
             return None
-        norm = replica.norm()
+        norm = replica.source.norm()
         if not math.isfinite(norm) and settings.nonfinite == "stop":
             raise nonfinite("the gradient", number, [])
         if not math.isfinite(norm):

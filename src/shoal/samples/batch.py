@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from shoal.samples.order import Share, Span, part
 from shoal.errors import BadArgument, UsageError
+from shoal.samples.order import Share, Span, part
 
 Rebuild = Callable[[list[Any]], Any]
 

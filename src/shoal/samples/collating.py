@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.samples.options import Collate
 from shoal.errors import UsageError
+from shoal.samples.options import Collate
 
 SHOWN = 8
 

@@ -21,11 +21,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from shoal.errors import CheckpointMismatch, UsageError
 from shoal.samples.options import Options, whole
 from shoal.samples.order import ALONE, Share, batch_count
 from shoal.samples.reader import Cut
 from shoal.samples.source import UNKNOWN, Draw, source
-from shoal.errors import CheckpointMismatch, UsageError
 
 _MUST_AGREE = ("seed", "length", "shuffle")
 

@@ -20,10 +20,15 @@ from shoal.errors import BadArgument
 
 @dataclass(frozen=True)
 class Share:
-    """This worker among the data-parallel workers: ``index`` of ``count``."""
+    """This worker among the data-parallel workers: ``index`` of ``count``.
+
+    With ``stands_in`` an empty part comes as one sample that weighs nothing: this rank holds a part
+    of others' model, and must compute when they do.
+    """
 
     index: int
     count: int
+    stands_in: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from shoal.errors import CheckpointMismatch, UsageError
 from shoal.samples import randomness
 from shoal.samples.batch import cut
 from shoal.samples.collating import Named, Read
 from shoal.samples.options import Collate, Options
 from shoal.samples.order import Share, Span, mix, part
-from shoal.errors import CheckpointMismatch, UsageError
 
 
 @dataclass(frozen=True)

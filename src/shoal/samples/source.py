@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from shoal.errors import UsageError
 from shoal.samples.order import Share, Span, batches, mix, order, part
 from shoal.samples.reader import Cut, Reader, Samples, emptied, opened
-from shoal.errors import UsageError
 
 UNKNOWN = -1  # the length of a stream that has none
 
@@ -85,7 +85,7 @@ class Indexed:
         for batch, span in zip(stream, self._spans(start), strict=True):
             mine = part(span, plan.share)
             ids = _listed(whole, mine)
-            yield Draw(batch if ids else emptied(batch), ids, span.size)
+            yield Draw(_part_of(batch, ids, plan), ids, span.size)
 
     def _spans(self, start: int) -> Iterator[Span]:
         drops = self._plan.options.drop_last
@@ -127,7 +127,7 @@ class Stream:
         for batch, total in opened(reader, plan, key=(epoch,), batch_size=None):
             mine = part(Span(position, position + total), plan.share)
             position += total
-            yield Draw(batch if mine.size else emptied(batch), range(*mine), total)
+            yield Draw(_part_of(batch, range(*mine), plan), range(*mine), total)
         if position == 0:
             few = f"fewer than {plan.batch_size} samples, all dropped by drop_last"
             said = few if plan.options.drop_last else "no samples"
@@ -149,3 +149,8 @@ def _announce(dataset: Any, epoch: int) -> None:
     tell = getattr(dataset, "set_epoch", None)
     if callable(tell):
         tell(epoch)
+
+
+def _part_of(batch: Any, ids: Sequence[int], plan: Cut) -> Any:
+    """My part; of an empty one, what stands in for it."""
+    return batch if ids or plan.share.stands_in else emptied(batch)

@@ -94,6 +94,9 @@ def unpack(buffer: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
     parts, start = [], 0
     for tensor in like:
         nbytes = tensor.numel() * tensor.element_size()
-        parts.append(buffer[start : start + nbytes].view(tensor.dtype).view(tensor.shape))
+        raw = buffer[start : start + nbytes]
+        # nothing may lie anywhere, also where its type could not start
+        part = raw.view(tensor.dtype) if nbytes else raw.new_empty(0, dtype=tensor.dtype)
+        parts.append(part.view(tensor.shape))
         start += nbytes + (-nbytes % ALIGN)
     return tuple(parts)

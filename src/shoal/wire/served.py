@@ -141,7 +141,8 @@ class ServedWire:
 
     def leave(self) -> None:
         """Say goodbye."""
-        for line in self._lines:
+        lines, self._lines = self._lines, []
+        for line in lines:
             line.channel.send("bye")
             line.channel.close()
 

@@ -16,11 +16,14 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
     Raises:
         BadArgument: the tensor is not a dense one of the CPU.
     """
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise BadArgument(
             f"{call} of a {tensor.layout} tensor on {tensor.device}",
             'the shoal backend moves dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
         )
+    if tensor.dim() == 1 and not tensor.requires_grad and not tensor.is_complex():
+        if tensor.is_contiguous() and not tensor.is_neg():
+            return tensor
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
@@ -29,6 +32,8 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
 
 def restore(tensor: Tensor, flat: Tensor) -> None:
     """Write a flat form back into the tensor it was made of, if that is other memory."""
+    if flat is tensor:
+        return
     if flat.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
         tensor.detach().copy_(flat.view(tensor.shape))
 

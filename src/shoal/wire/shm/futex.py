@@ -7,7 +7,6 @@ there is no futex (another system or processor) the same wait is a sleep of grow
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import sys
 import time
@@ -60,8 +59,3 @@ def wake(address: int) -> None:
     """Wake everyone who sleeps on the word at ``address``."""
     if _syscall is not None:
         _syscall(_CALL, address, _WAKE, _ALL, None)
-
-
-def give_way() -> None:
-    """Let another process that is ready to run have this core."""
-    os.sched_yield()

@@ -44,7 +44,11 @@ class Host:
 
     def _rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
         """Cut ``total`` into (start, count), each in a slot of its own; at least one."""
-        for start in range(0, max(total, 1), most):
+        if total <= most:
+            self.slots.next()
+            yield 0, total
+            return
+        for start in range(0, total, most):
             self.slots.next()
             yield start, min(most, total - start)
 

@@ -23,7 +23,8 @@ from shoal.wire.shm.lines import PRESENT
 from shoal.wire.shm.ring import Cell, Ring
 from shoal.wire.shm.work import Work
 
-_GRACE_SECONDS = 0.0003  # before the thread takes over: mostly the caller is about to wait
+_GRACE_SECONDS = 0.001  # before the thread takes over: mostly the caller is about to wait
+_ALERT_SECONDS = 0.1  # after the last message, until then nobody need wake the thread
 
 
 class Parcel(Work):
@@ -83,7 +84,7 @@ class Post:
         self._aside: list[tuple[int, Parcel]] = []
         self._lock, self._changed = threading.Lock(), threading.Condition()
         self._thread: threading.Thread | None = None
-        self._driven, self._stopped = 0, False
+        self._driven, self._stopped, self._alert, self._active = 0, False, False, 0.0
 
     def send(self, flat: Tensor, peer: int, *, tag: int) -> Parcel:
         """Begin to send a message."""
@@ -130,13 +131,19 @@ class Post:
 
     def _entrust(self, parcel: Parcel) -> Parcel:
         if not parcel.is_completed():
-            with self._changed:
-                if self._thread is None:
-                    name = "shoal messages"
-                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    self._thread.start()
-                self._changed.notify()
+            self._active = time.monotonic()
+            if not self._alert:
+                self._alarm()
         return parcel
+
+    def _alarm(self) -> None:
+        with self._changed:
+            self._alert = True
+            if self._thread is None:
+                name = "shoal messages"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
 
     def drive(self, parcel: Parcel) -> None:
         """Carry messages until this one has arrived."""
@@ -150,9 +157,7 @@ class Post:
                     self.board.lines.listen(heard)
                     self._complain()
         finally:
-            with self._changed:
-                self._driven -= 1
-                self._changed.notify()
+            self._driven -= 1
 
     def _pending(self) -> bool:
         return bool(self._awaited or self._leaving or self._taking)
@@ -160,12 +165,14 @@ class Post:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._stopped and (self._driven or not self._pending()):
+                if not self._pending() and time.monotonic() - self._active > _ALERT_SECONDS:
+                    self._alert = False
                     self._changed.wait()
+                elif not self._stopped:
+                    self._changed.wait(_GRACE_SECONDS)
                 if self._stopped:
                     return
-            time.sleep(_GRACE_SECONDS)
-            if self._driven:
+            if self._driven or not self._pending():
                 continue
             heard = self.board.lines.bell()
             with self._lock:

@@ -16,8 +16,8 @@ from shoal.wire.shm.work import Work
 
 
 def _how(opts: Options, dtype: torch.dtype) -> Reduction:
-    op = getattr(opts, "reduceOp", opts)  # torch also passes the operation itself
-    return reduction(dist.ReduceOp.SUM if op is None else op, dtype)
+    op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+    return reduction(getattr(op, "op", op), dtype)  # torch also passes the operation itself
 
 
 class Reducing(Base):

@@ -6,6 +6,7 @@ The order is the same on every rank and in every run, so results are equal bit f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -71,13 +72,13 @@ class Reduction(NamedTuple):
             out.div_(len(sources))
 
 
-def reduction(op: object, dtype: torch.dtype) -> Reduction:
+@lru_cache(maxsize=256)
+def reduction(kind: object, dtype: torch.dtype) -> Reduction:
     """The reduction that a torch operation means for numbers of a type.
 
     Raises:
         BadArgument: the type has no such operation.
     """
-    kind = op if isinstance(op, _KINDS) else getattr(op, "op", op)
     known = _TORCH.get(kind)
     call = f"reduce op {kind} of {dtype}"
     if known is None:

@@ -31,6 +31,7 @@ class Slots:
     def __init__(self, segment: Segment, start: int, *, nbytes: int, rank: int) -> None:
         self.nbytes, self.rank = nbytes, rank
         self._base, self._start = segment.address + start, start
+        self._memory = memoryview(segment.memory)
         self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
         self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self.turn = 0
@@ -57,8 +58,8 @@ class Slots:
 
     def integers(self, rank: int, count: int) -> list[int]:
         """The first ``count`` 64-bit integers of a rank's slot."""
-        values: list[int] = self.view(rank, 0, numel=count, dtype=torch.int64).tolist()
-        return values
+        begin = self.offset(rank)
+        return self._memory[begin : begin + 8 * count].cast("q").tolist()
 
     def view(self, rank: int, at: int, *, numel: int, dtype: torch.dtype) -> Tensor:
         """Part of a rank's slot as numbers."""

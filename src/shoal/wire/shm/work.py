@@ -122,15 +122,16 @@ class Lane:
         self._waiting = 0  # queued, not yet done; changed under _count
         self._count = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._done = Work((), done=True)  # to make one takes as long as a small collective's copy
 
     def do(self, task: Task, tensors: Sequence[Tensor], *, background: bool) -> Work:
-        """Do a task now, or queue it."""
+        """Do a task now, or queue it; a task done now leaves a work without tensors."""
         if not background and not self._waiting and self._busy.acquire(blocking=False):
             try:
                 if not self._waiting:
                     self._prepare(False)
                     task()
-                    return Work(tensors, done=True)
+                    return self._done
             except BaseException as error:
                 self._failed(error)
                 raise

@@ -1,0 +1,90 @@
+"""Pairs in processes: the sum of all models is kept, early finishers go on answering."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import shoal
+from shoal.testing.processes import outcomes, run_workers
+from shoal.testing.school import digits, tiny
+
+pytestmark = pytest.mark.gloo
+STRATEGY = "gossip(ring), asp"
+
+
+def mixed(steps: tuple[int, ...], closes: bool) -> list[tuple[Tensor, Tensor]]:
+    """Two runs one after the other; replicas differ, nobody learns: only meetings move them."""
+    told = []
+    for _ in range(2):
+        model, _ = tiny()
+        optimizer = SGD(model.parameters(), lr=0.0)
+        run = shoal.distribute(
+            model, optimizer, loss=nn.functional.cross_entropy, strategy=STRATEGY
+        )
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(run.rank)
+        torch.distributed.barrier()
+        for _ in range(steps[run.rank]):
+            run.step(digits(4)[0])
+        with run.replicas["model"].agreed():
+            mean = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        if closes:
+            run.close()
+        told.append((mean, nn.utils.parameters_to_vector(model.parameters()).detach()))
+    return told
+
+
+def test_meetings_keep_the_sum_of_all_models() -> None:
+    told = run_workers(3, mixed, (9, 2, 5), True)
+    start = nn.utils.parameters_to_vector(tiny()[0].parameters()).detach()
+    for turn in range(2):
+        for rank in range(3):
+            mean, _ = told[rank][turn]
+            torch.testing.assert_close(mean, start + 1, rtol=0, atol=1e-12)
+        ends = torch.stack([told[rank][turn][1] for rank in range(3)])
+        torch.testing.assert_close(ends.mean(0), start + 1, rtol=0, atol=1e-12)
+        assert (ends - start).std(0).max() < 1  # and they came closer
+
+
+def unequal(_: int) -> int:
+    """One worker is done at once, another goes on; nobody closes its run."""
+    model, optimizer = tiny()
+    loss = nn.functional.cross_entropy
+    run = shoal.distribute(model, optimizer, loss=loss, strategy=STRATEGY)
+    steps = 1 if run.rank == 0 else 20
+    for _ in range(steps):
+        run.step(digits(4)[0])
+        time.sleep(0.01)
+    return steps
+
+
+def test_who_is_done_early_goes_on_answering() -> None:
+    assert run_workers(2, unequal, 0) == [1, 20]
+
+
+def killed(_: int) -> None:
+    model, optimizer = tiny()
+    loss = nn.functional.cross_entropy
+    run = shoal.distribute(model, optimizer, loss=loss, strategy=STRATEGY)
+    with run:
+        for step in range(200):
+            if run.rank == 1 and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            run.step(digits(4)[0])
+            time.sleep(0.01)
+
+
+def test_a_peer_that_dies_is_named() -> None:
+    told = outcomes(2, killed, 0, seconds=60)
+    assert told[1].exitcode == -signal.SIGKILL
+    assert told[0].error is not None
+    assert "PeerLost" in told[0].error
+    assert "rank 1" in told[0].error
