@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from shoal.errors import ShoalError, UnknownName
 
 __all__ = ["main"]
+
+INTERRUPTED = (130, 143)  # by SIGINT, SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,5 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
     except SystemExit as end:  # how typer ends: 0, what a command asked for, or 2
-        return end.code if isinstance(end.code, int) else 1
+        code = end.code if isinstance(end.code, int) else 1
+        if argv is None and code in INTERRUPTED:
+            _leave_at_once(code)
+        return code
     return 0
+
+
+def _leave_at_once(code: int) -> None:
+    """Everything is stopped and removed already: do not wait for torch to be taken down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

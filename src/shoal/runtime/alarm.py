@@ -65,7 +65,8 @@ class Alarm:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         # Of its own, because a client answers one question at a time and wait() blocks it.
-        self._store = PrefixStore("alarm", store.clone())
+        own: Store = store.clone()  # type: ignore[attr-defined]  # torch has it, its stubs do not
+        self._store = PrefixStore("alarm", own)
         self.rank = rank
         self.size = size
         self.failure: Failure | None = None
