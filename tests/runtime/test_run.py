@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -169,8 +171,6 @@ def test_running_statistics_are_local_and_their_mean_is_evaluated() -> None:
 
 def numbers(_: int) -> dict[str, Any]:
     torch.manual_seed(100 + torch.initial_seed() % 7)
-    import os
-
     rank = int(os.environ["RANK"])
     torch.manual_seed(rank)
     model = nn.Linear(6, 3).double()
@@ -256,3 +256,59 @@ def late(strategy: str) -> tuple[list[Parameters], Parameters]:
 def test_replicas_stay_together_when_parameters_join_between_exchanges() -> None:
     told = run_workers(2, late, "local(2)")
     assert difference(told[0][1], told[1][1]) <= 1e-12
+
+
+class Chosen(nn.Module):
+    """Uses one of its two halves, by rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        which = torch.distributed.get_rank()
+        out: Tensor = self.halves[which](x)
+        return out
+
+
+def asked_in_between(strategy: str) -> tuple[list[float], Parameters]:
+    """A question between backward and update, where gradients are under way on some ranks."""
+    torch.manual_seed(0)
+    model = Chosen().double()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    run = shoal.distribute(model, optimizer, loss=cross, strategy=strategy)
+    x, y = points()
+    told = []
+    with run:
+        for _ in range(3):
+            for micro in run.micro((x[:4], y[:4])):
+                run.backward(run.forward(micro))
+            told.append(run.agree(run.rank, "sum"))
+            run.update()
+    return told, parameters(model)
+
+
+@pytest.mark.parametrize("strategy", ["wfbp(1)", "wfbp(1), ring", "priority(64)"])
+def test_a_question_may_come_in_the_middle_of_a_step(strategy: str) -> None:
+    (one, first), (other, second) = run_workers(2, asked_in_between, strategy, seconds=60)
+    assert one == other == [1, 1, 1]
+    assert difference(first, second) == 0
+
+
+def killed(strategy: str) -> None:
+    run, _, _ = made(strategy)
+    x, y = points()
+    for step in range(50):
+        if run.rank == 1 and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        run.step((x[:4], y[:4]))
+
+
+@pytest.mark.parametrize("strategy", ["wfbp", "local(2)"])
+def test_a_worker_that_dies_in_a_step_is_named(strategy: str) -> None:
+    told = outcomes(3, killed, strategy, seconds=60)
+    assert told[1].exitcode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert told[rank].error is not None
+        assert "PeerLost" in told[rank].error
+        assert "rank 1" in told[rank].error

@@ -17,6 +17,9 @@ from torch import Tensor
 
 Call = Callable[[], object]
 Group = dist.ProcessGroup
+# torch 2.13 has new names for these, and warns of the old ones
+_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def _all_gather(group: Group, numel: int) -> Call:
 
 def _all_gather_flat(group: Group, numel: int) -> Call:
     part, whole = _flat(group, numel)
-    return partial(dist.all_gather_single, whole, part, group=group)
+    return partial(_ALL_GATHER, whole, part, group=group)
 
 
 def _reduce_scatter(group: Group, numel: int) -> Call:
@@ -81,7 +84,7 @@ def _reduce_scatter(group: Group, numel: int) -> Call:
 
 def _reduce_scatter_flat(group: Group, numel: int) -> Call:
     part, whole = _flat(group, numel)
-    return partial(dist.reduce_scatter_single, part, whole, group=group)
+    return partial(_REDUCE_SCATTER, part, whole, group=group)
 
 
 def _all_to_all(group: Group, numel: int) -> Call:

@@ -39,10 +39,10 @@ class Run:
 
     def __init__(self, replicas: Mapping[str, Replica], *, loss: Loss | None, team: Team) -> None:
         self.replicas = dict(replicas)
-        self.team = team
-        self.loss = loss
+        self.team, self.loss = team, loss
         self.steps = 0
         self.feeds: list[Feed] = []
+        self.side: Any = None  # a process group beside the gradients', see shares
         self.saved = saving.Saved()
         together = rules.sends_gradients(team.strategy)
         self.tally = Tally(weighted=weighted(team.strategy), together=together)

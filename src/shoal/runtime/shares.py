@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,9 +39,8 @@ def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
         run.tally.guess = run.updater.total
         return mine, partial(int, run.updater.total)
     copies = run.size // run.team.share.count  # tensor and pipe ranks see the same samples
-    _hush(run)
     told = torch.tensor(float(mine), dtype=torch.float64)
-    work = dist.all_reduce(told, async_op=True)
+    work = dist.all_reduce(told, group=_side(run), async_op=True)
     return mine, partial(_counted, run, told, work, copies)
 
 
@@ -75,14 +75,19 @@ def agree(run: Run, value: float | bool, how: How) -> float:
     if run.size == 1:
         return float(value)
     with Explained(run.team.world, run.steps, "agree"):
-        _hush(run)
         told = torch.tensor(float(value), dtype=torch.float64)
-        dist.all_reduce(told, op=OPS[how])
+        dist.all_reduce(told, op=OPS[how], group=_side(run))
     return float(told) / (run.size if how == "mean" else 1)
 
 
-def _hush(run: Run) -> None:
-    """Wait until no other thread issues: collectives must come in one order on every rank."""
-    for replica in run.replicas.values():
-        if replica.engine is not None:
-            replica.engine.line.join()
+def _side(run: Run) -> dist.ProcessGroup:
+    """A group beside that of the gradients, in which a question may come at any moment.
+
+    In the middle of a step one rank's gradients are under way and another's are not: in one group
+    the question would meet a gradient.
+    """
+    if run.side is None:
+        limit = timedelta(seconds=run.team.world.seconds)
+        run.side = dist.new_group(backend="gloo", timeout=limit)
+    side: dist.ProcessGroup = run.side
+    return side

@@ -21,9 +21,9 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
             f"{call} of a {tensor.layout} tensor on {tensor.device}",
             'the shoal backend moves dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
         )
-    if tensor.dim() == 1 and not tensor.requires_grad and not tensor.is_complex():
-        if tensor.is_contiguous() and not tensor.is_neg():
-            return tensor
+    plainly = tensor.dim() == 1 and not tensor.requires_grad and not tensor.is_complex()
+    if plainly and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
