@@ -136,6 +136,7 @@ def test_a_conflict_is_something_the_user_typed() -> None:
         ("parameter_server, asp", "ssp(3)"),
         ("local(65)", "local(16)"),
         ("fifo", "wfbp"),
+        ("fifo(1)", "fifo(1) leaves the link idle"),
     ],
 )
 def test_what_is_unwise_is_told_and_not_raised(text: str, told: str) -> None:

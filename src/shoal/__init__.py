@@ -1,4 +1,4 @@
-"""Train one model on many machines: describe, predict, run, compare, share.
+"""Train one model on many machines: a strategy is one line of text, checked, explained and run.
 
 >>> import shoal
 >>> shoal.parse("all_reduce, local(8), error_feedback(topk(0.01))")

@@ -8,9 +8,9 @@
     │   ├── BadArgument             an argument outside its range
     │   └── ConflictError           techniques that cannot be combined, all at once
     ├── CheckpointError             a checkpoint cannot be read or written
-    │   ├── CheckpointMissing
+    │   ├── CheckpointMissing       none at the place named; a UsageError, too: exit code 2
     │   ├── CheckpointCorrupt       truncated, flipped, or not one of ours
-    │   └── CheckpointMismatch      of another model
+    │   └── CheckpointMismatch      of another model; a UsageError, too: exit code 2
     └── FaultError                  a worker, a peer or the network
         ├── PeerLost                a rank died; names it
         ├── ExchangeTimeout         names who is missing, and in which exchange

@@ -63,7 +63,7 @@ def explain(strategy: Strategy, workers: int) -> Explanation:
 def _step(s: Strategy, replicas: int) -> Iterator[str]:
     yield from _cut(s, replicas)
     if s.coordination.sends == "parameter" and s.synchrony.waits:
-        yield "sends its model to its neighbours while it computes"
+        yield f"sends its model to its neighbours while it computes{_every(s)}"
     yield "computes the loss and the gradient of its part of the batch"
     if replicas == 1:
         yield "updates its model: there is nobody to agree with"
@@ -76,7 +76,7 @@ def _step(s: Strategy, replicas: int) -> Iterator[str]:
         yield "takes its own step"
         h = s.synchrony.period
         yield (
-            f"on every {h}th step agrees with all on what its {h} steps changed, "
+            f"on every {ordinal(h)} step agrees with all on what its {h} steps changed, "
             "and takes the mean change"
         )
     elif s.coordination.via == "server":
@@ -93,7 +93,7 @@ def _cut(s: Strategy, replicas: int) -> Iterator[str]:
     if p.shard > 1:
         yield f"gathers each layer's parameters from {p.shard} shards when it needs them (FSDP2)"
     if p.tensor > 1:
-        yield f"computes its {p.tensor}th of each layer and sums inside the layer (DTensor)"
+        yield f"computes its share, 1/{p.tensor}, of each layer and sums inside the layer (DTensor)"
     if p.pipe > 1:
         yield f"runs one of {p.pipe} stages and passes activations on, micro-batch by micro-batch"
 
@@ -110,7 +110,18 @@ def _when(s: Strategy) -> str:
 
 
 def _every(s: Strategy) -> str:
-    return f", every {s.synchrony.period}th step" if s.synchrony.period > 1 else ""
+    return f", every {ordinal(s.synchrony.period)} step" if s.synchrony.period > 1 else ""
+
+
+def ordinal(number: int) -> str:
+    """A number's place in a row.
+
+    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22, 112)]
+    ['1st', '2nd', '3rd', '4th', '11th', '22nd', '112th']
+    """
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
 
 
 def _push(s: Strategy) -> Iterator[str]:
@@ -127,7 +138,7 @@ def _sends(s: Strategy, replicas: int) -> Iterator[str]:
         yield "nothing between replicas"
         return
     asks, each = measured(s.compression)
-    what = "gradient" if rules.sends_gradients(s) else "change"
+    what = "gradient" if s.synchrony.period == 1 else "change"
     what = "model" if s.coordination.sends == "parameter" else what
     lossy = "nothing is lost" if Trait.LOSSLESS in s.compression.traits else "lossy"
     if Trait.CONSERVING in s.compression.traits:

@@ -1,8 +1,7 @@
 """What cannot be combined, why, and what to do instead.
 
 Rules decide on declared facts (traits, degrees, staleness), never on names: n methods need n
-declarations, not n² checks. The same rules prune the planner, make the docs' table and the
-messages.
+declarations, not n² checks. The same rules make the docs' table and the messages.
 """
 
 from __future__ import annotations
@@ -137,11 +136,8 @@ def _cut_replicas_use_collectives(s: Strategy) -> Iterator[Conflict]:
 
 
 def _alone_there_is_nothing_to_agree(s: Strategy) -> Iterator[Conflict]:
-    null = (s.coordination.via, s.synchrony.period, s.compression.name) == (
-        "collective",
-        1,
-        "exact",
-    )
+    plain = s.coordination.via == "collective" and s.synchrony.period == 1
+    null = plain and Trait.LOSSLESS in s.compression.traits
     if s.partition.data == 1 and not (null and s.synchrony.waits and s.collectives.rounds is None):
         yield Conflict(
             f"{s.partition} x {s.coordination}, {s.synchrony}, {s.compression}, {s.collectives}",
@@ -205,6 +201,6 @@ def advice(s: Strategy) -> tuple[str, ...]:
         told.append("asp bounds nothing: lower the learning rate, or use ssp(3)")
     if s.synchrony.period > 64:
         told.append(f"{s.synchrony}: replicas drift apart over so many steps; try local(16)")
-    if s.scheduling.name == "fifo" and can_overlap(s):
-        told.append("fifo leaves the link idle during backward: wfbp overlaps them")
+    if not s.scheduling.overlaps and can_overlap(s):
+        told.append(f"{s.scheduling} leaves the link idle during backward: wfbp overlaps them")
     return tuple(told)

@@ -15,8 +15,9 @@ from shoal import bench as benchmarks
 from shoal.bench.form import Interval, Report, Result
 from shoal.bench.suites import Settings, Suite
 from shoal.cli import main
-from shoal.cli.bench import bench, writable, write
+from shoal.cli.bench import bench, writable
 from shoal.errors import BadArgument, UnknownName, UsageError
+from shoal.timeline.files import replace_text
 
 GOOD = Result("mlp", "step", 42.0, "ms", "ddp", 1.01, Interval(0.99, 1.03), "<= 1.02", True)
 BAD = Result("gpt [big]", "step", 50.0, "ms", "ddp", 1.5, Interval(1.4, 1.6), "<= 1.02", False)
@@ -119,14 +120,14 @@ def test_a_report_is_replaced_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.json"
-    write(path, "old")
+    replace_text(path, "old")
 
     def broken(descriptor: int) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OSError, match="disk full"):
-        write(path, "new")
+        replace_text(path, "new")
     assert path.read_text(encoding="utf-8") == "old"
     assert os.listdir(tmp_path) == ["report.json"]
 

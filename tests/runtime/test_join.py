@@ -86,6 +86,14 @@ def test_a_server_has_a_seat_but_no_rank_among_workers() -> None:
     assert (seat.name, seat.key, seat.workers, seat.servers) == ("server 1", "server-1", 4, 2)
 
 
+def test_there_may_be_more_servers_than_workers() -> None:
+    env = {"SHOAL_ROLE": "server", "SHOAL_SERVER": "2", "SHOAL_SERVERS": "3", "WORLD_SIZE": "2"}
+    local = {"LOCAL_RANK": "1", "SLURM_LOCALID": "7", "LOCAL_WORLD_SIZE": "2"}
+    seat = read_seat({**env, **local, **MASTER})
+    assert seat is not None
+    assert (seat.rank, seat.workers, seat.local_rank, seat.local_size) == (2, 2, 0, 2)
+
+
 def test_generations_never_share_keys() -> None:
     seats = [
         read_seat({"RANK": "0", "WORLD_SIZE": "2", **MASTER, "TORCHELASTIC_RESTART_COUNT": str(g)})
@@ -117,6 +125,30 @@ def test_gloo_on_loopback_is_warned_of_only_when_others_are_elsewhere(
     monkeypatch.setattr(interfaces, "can_bind", lambda address: True)
     monkeypatch.setattr(socket, "gethostname", lambda: "192.0.2.7")
     assert interfaces.wrong_interface("far", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("routes", "address"),
+    [
+        ({"node0": "10.0.0.7", interfaces.ELSEWHERE: "192.168.1.7"}, "10.0.0.7"),
+        ({"node0": "127.0.0.1", interfaces.ELSEWHERE: "192.168.1.7"}, "192.168.1.7"),
+        ({interfaces.ELSEWHERE: "192.168.1.7"}, "192.168.1.7"),
+    ],
+)
+def test_others_are_told_an_address_that_they_can_reach(
+    routes: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Probe(socket.socket):
+        def connect(self, where: tuple[str, int]) -> None:  # type: ignore[override]
+            if where[0] not in routes:
+                raise OSError("no route")
+            self.found = routes[where[0]]
+
+        def getsockname(self) -> tuple[str, int]:
+            return self.found, 0
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert interfaces.own_address("node0") == address
 
 
 def errors(results: list[Outcome]) -> list[str]:

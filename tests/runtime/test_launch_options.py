@@ -131,6 +131,15 @@ def test_the_torchrun_command_says_the_same() -> None:
         "SHOAL_STRATEGY='all_reduce, topk(0.1)' torchrun --standalone --nproc-per-node=4 "
         "--max-restarts=2 train.py --lr 0.1"
     )
+    three = LaunchOptions(
+        backend="gloo", resume=True, checkpoint=Path("/tmp/my runs"), timeout_seconds=9
+    )
+    assert torchrun_command(["t.py"], three) == (
+        "SHOAL_BACKEND=gloo SHOAL_RESUME=1 SHOAL_CHECKPOINT='/tmp/my runs' SHOAL_TIMEOUT=9 "
+        "torchrun --standalone --nproc-per-node=1 t.py"
+    )
+    with pytest.raises(UsageError, match="host:port"):
+        torchrun_command(["t.py"], LaunchOptions(hosts=("a", "b"), master="a"))
     two = LaunchOptions(workers=2, hosts=("a", "b"), node_rank=1)
     assert torchrun_command(["t.py"], two) == (
         "torchrun --nnodes=2 --node-rank=1 --master-addr=a --master-port=29500 "

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.errors import PeerLost
-from shoal.wire.channel import DTYPES, MAGIC, Channel, Hello, accept, connect, listen
+from shoal.errors import ExchangeTimeout, PeerLost
+from shoal.wire import channel as channels
+from shoal.wire.channel import DTYPES, MAGIC, Channel, Hello, connect, greet, listen, shut, welcome
 
 
 @pytest.fixture
@@ -55,6 +56,11 @@ def test_numbers_of_every_type_arrive_as_they_were(
         MAGIC + struct.pack(">I", 2**31),
         header("text"),
         header({"kind": "x"}),
+        header({"kind": "x", "facts": [], "tensors": []}),
+        header({"kind": "x", "facts": {}, "tensors": [[1]]}),
+        header({"kind": "x", "facts": {}, "tensors": [[["float32"], [1]]]}),
+        header({"kind": "x", "facts": {}, "tensors": [["float32", 1]]}),
+        header({"kind": "x", "facts": {}, "tensors": [["uint8", [2**39, 2**39]]]}),
         header({"kind": "x", "facts": {}, "tensors": [["object", [1]]]}),
         header({"kind": "x", "facts": {}, "tensors": [["float32", [-1]]]}),
         header({"kind": "x", "facts": {}, "tensors": [["float32", [2**39]]]}),
@@ -71,22 +77,39 @@ def test_what_is_not_a_message_is_a_lost_peer(sent: bytes, ends: tuple[Channel, 
         there.receive()
 
 
+HELLO = {"token": "secret", "generation": 3, "worker": 7}
+Visits = list[tuple[Channel, int]]
+
+
+@pytest.fixture
+def door() -> Iterator[tuple[tuple[str, int], Visits, threading.Event]]:
+    """Where to connect, who was let in, and a bell that rings when somebody is."""
+    listener, visits, bell = listen(local=True), Visits(), threading.Event()
+
+    def attend(channel: Channel, worker: int) -> None:
+        visits.append((channel, worker))
+        bell.set()
+
+    thread = threading.Thread(
+        target=welcome, args=(listener, attend), kwargs={"token": "secret", "generation": 3}
+    )
+    thread.start()
+    yield listener.getsockname(), visits, bell
+    shut(listener)
+    thread.join()
+    for channel, _ in visits:
+        channel.close()
+
+
 def visited(token: str, generation: int) -> tuple[Channel, int] | None:
     listener = listen(local=True)
-    found: list[tuple[Channel, int] | None] = []
-
-    def take() -> None:
-        found.append(accept(listener, token="secret", generation=3))
-
-    thread = threading.Thread(target=take)
-    thread.start()
     host, port = listener.getsockname()
     hello = Hello(token, generation, 7)
     channel = connect(host, port, hello=hello, peer="server 0", seconds=5)
-    thread.join()
+    visit = greet(listener.accept()[0], host, token="secret", generation=3)
     channel.close()
     listener.close()
-    return found[0]
+    return visit
 
 
 def test_whoever_lacks_the_token_or_is_of_another_start_is_hung_up_on() -> None:
@@ -96,6 +119,95 @@ def test_whoever_lacks_the_token_or_is_of_another_start_is_hung_up_on() -> None:
     assert visit is not None
     assert visit[1] == 7
     visit[0].close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        MAGIC + struct.pack(">I", channels.LONGEST_HELLO + 1),
+        header({"kind": "hello", "facts": HELLO, "tensors": [[1]]}),
+        header({"kind": "hello", "facts": HELLO, "tensors": [["uint8", [2**35]]]}),
+        header({"kind": "ask", "facts": HELLO, "tensors": []}),
+        header({"kind": "hello", "facts": {**HELLO, "worker": "x"}, "tensors": []}),
+        header({"kind": "hello", "facts": {**HELLO, "token": "\ud800"}, "tensors": []}),
+        header({"kind": "hello", "facts": {**HELLO, "token": None}, "tensors": []}),
+        header({"kind": "hello", "facts": {}, "tensors": []}),
+    ],
+)
+def test_a_stranger_is_hung_up_on_and_the_next_is_let_in(
+    sent: bytes, door: tuple[tuple[str, int], Visits, threading.Event]
+) -> None:
+    where, visits, bell = door
+    with socket.create_connection(where, timeout=10) as stranger:
+        stranger.sendall(sent)
+        try:
+            assert stranger.recv(1) == b""
+        except ConnectionResetError:  # hung up on before all was read
+            pass
+    ours = connect(*where, hello=Hello(**HELLO), peer="server 0", seconds=5)
+    assert bell.wait(10)
+    assert [worker for _, worker in visits] == [7]
+    ours.close()
+
+
+def test_a_silent_visitor_keeps_nobody_waiting(
+    door: tuple[tuple[str, int], Visits, threading.Event],
+) -> None:
+    where, _, bell = door
+    with socket.create_connection(where) as silent:
+        silent.sendall(MAGIC)
+        ours = connect(*where, hello=Hello(**HELLO), peer="server 0", seconds=5)
+        assert bell.wait(10)
+    ours.close()
+
+
+def test_a_hello_has_one_deadline_however_it_trickles_in() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX)
+    over = threading.Event()
+
+    def trickle() -> None:
+        for byte in header({"kind": "hello", "facts": HELLO, "tensors": []}):
+            if over.wait(0.05):
+                return
+            here.sendall(bytes([byte]))
+
+    channel = Channel.__new__(Channel)  # a socket pair has no TCP_NODELAY
+    channel._socket, channel.peer = there, "visitor"
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    with pytest.raises(ExchangeTimeout, match="visitor said nothing"):
+        channel.receive_hello(0.3)
+    over.set()
+    thread.join()
+    here.close()
+    there.close()
+
+
+def test_a_silent_server_is_late_and_not_gone(ends: tuple[Channel, Channel]) -> None:
+    here, _ = ends
+    here._socket.settimeout(0.05)
+    with pytest.raises(ExchangeTimeout, match=r"rank 0 said nothing for 0\.05 s"):
+        here.receive()
+    with pytest.raises(ExchangeTimeout, match="rank 0 took nothing"):
+        here.send("big", {}, [torch.zeros(2**24)])
+
+
+def test_closing_wakes_a_thread_that_still_reads(ends: tuple[Channel, Channel]) -> None:
+    here, _ = ends
+    caught: list[PeerLost] = []
+
+    def read() -> None:
+        try:
+            here.receive()
+        except PeerLost as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    here.close()
+    thread.join(10)
+    assert len(caught) == 1
 
 
 def test_nobody_listening_is_a_lost_peer() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ExchangeTimeout, PeerLost, UsageError
-from shoal.wire.served import check, deal, fault, rates
+from shoal.wire.channel import Message
+from shoal.wire.served import ServedWire, check, deal, fault, rates
 
 sizes = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 1000), max_size=12)
 
@@ -29,6 +32,67 @@ def test_hyper_parameters_travel_as_plain_numbers() -> None:
     (told,) = rates(optimizer)
     assert (told["lr"], told["momentum"]) == (0.1, 0.9)
     assert "params" not in told
+
+
+def test_a_learning_rate_in_a_tensor_travels_as_well() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=torch.tensor(0.5))
+    (told,) = rates(optimizer)
+    assert told["lr"] == 0.5
+    assert isinstance(told["lr"], float)
+
+
+class Deaf:
+    """A server's channel that notes what it is sent, and agrees to all of it."""
+
+    def __init__(self, dead: bool = False) -> None:
+        self.sent: list[Message] = []
+        self.dead, self.closed = dead, False
+        self.peer = "server"
+
+    def send(self, kind: str, facts: Any = None, tensors: Any = ()) -> None:
+        if self.dead:
+            raise PeerLost("server is gone")
+        self.sent.append(Message(kind, facts or {}, list(tensors)))
+
+    def receive(self) -> Message:
+        return Message("told", self.sent[-1].facts, [])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def wired(*channels: Deaf) -> ServedWire:
+    return ServedWire(
+        channels,  # type: ignore[arg-type]
+        workers=2,
+        describe=lambda ask: ([], []),
+        sizes={"a": 8, "b": 4, "c": 4},
+        groups=list,
+    )
+
+
+def test_each_server_begins_with_its_own_part_alone() -> None:
+    servers = Deaf(), Deaf()
+    wired(*servers).begin({name: torch.ones(1) for name in "abc"})
+    assert [server.sent[0].facts["names"] for server in servers] == [["a"], ["b", "c"]]
+    assert [len(server.sent[0].tensors) for server in servers] == [1, 2]
+
+
+def test_a_dead_server_keeps_no_other_from_its_farewell() -> None:
+    servers = Deaf(dead=True), Deaf()
+    wire = wired(*servers)
+    wire.leave()
+    assert [message.kind for message in servers[1].sent] == ["bye"]
+    assert all(server.closed for server in servers)
+    wire.leave()  # a second time is nothing
+
+
+def test_who_has_left_its_servers_is_told_so() -> None:
+    wire = wired(Deaf())
+    wire.leave()
+    for ask in (wire.pull, lambda: wire.call("state", []), lambda: wire.begin({})):
+        with pytest.raises(UsageError, match="closed"):
+            ask()
 
 
 def test_a_servers_error_is_raised_as_what_it_was() -> None:

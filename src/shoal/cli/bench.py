@@ -6,7 +6,6 @@ noisy for a verdict.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from shoal.errors import BadArgument, UsageError
+from shoal.timeline.files import replace_text
 
 if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it is listed
     from rich.console import Console
@@ -54,7 +54,7 @@ def bench(
         report = run(chosen, Settings(quick, seed, progress))
     show(console, report)
     if target is not None:
-        write(target, report.to_json())
+        replace_text(target, report.to_json())
         console.print(f"[dim]written to[/dim] {target}", soft_wrap=True)
     raise typer.Exit(report.exit_code)
 
@@ -76,22 +76,6 @@ def writable(path: Path) -> Path:
     except OSError as error:
         why = f"cannot write in {target.parent} ({error.strerror}); name another place"
         raise BadArgument(call, why) from None
-
-
-def write(path: Path, text: str) -> None:
-    """Replace the file whole or not at all."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-    ) as draft:
-        try:
-            draft.write(text)
-            draft.flush()
-            os.fsync(draft.fileno())
-            os.chmod(draft.name, 0o644)  # a draft is private; a report is for others to read
-            os.replace(draft.name, path)
-        except BaseException:
-            os.unlink(draft.name)
-            raise
 
 
 @contextmanager

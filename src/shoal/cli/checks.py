@@ -126,7 +126,7 @@ def shared_memory(name: str, workers: int) -> Finding:
     free, need = shutil.disk_usage(place).free, SHM_NBYTES * workers
     found = f"{size(free)} free in /dev/shm"
     if free < need:
-        fix = f"data loaders need about {size(need)}: docker run --shm-size=1g, or num_workers=0"
+        fix = f"data loaders need about {size(need)}: docker run --shm-size=1g, or processes=0"
         return Finding(name, "warn", found, fix)
     return Finding(name, "ok", found)
 

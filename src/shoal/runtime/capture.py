@@ -107,11 +107,11 @@ class StandIn(Run):
         metrics = options.get("metrics") or {}
         return dict.fromkeys(["loss", *metrics], float("nan"))
 
-    def save(self, path: Any = None) -> Path:
+    def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Nothing is saved."""
         return Path(path or self.team.settings.checkpoint or ".")
 
-    def restore(self, path: Any = None) -> bool:
+    def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
         """Nothing is restored."""
         return False
 

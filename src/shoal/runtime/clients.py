@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,9 +12,10 @@ from multiprocessing.util import Finalize
 
 import torch
 
-from shoal.errors import ExchangeTimeout, PeerLost, UsageError
+from shoal.errors import ExchangeTimeout, FaultError, PeerLost, UsageError
 from shoal.runtime.join import World
 from shoal.runtime.launcher import contract
+from shoal.runtime.launcher.workers import die_with_parent
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.summation import describe
 from shoal.runtime.team import Team
@@ -27,23 +26,33 @@ JOIN_SECONDS = 120.0
 
 
 def start_servers(world: World, servers: int) -> None:
-    """Start the servers that a launcher would have: rank i starts server i, as its own child."""
-    if world.servers or world.rank >= servers or world.size == 1:
+    """Start the servers that a launcher would have, dealt to the ranks, as their children."""
+    if world.servers not in (0, servers):
+        raise UsageError(
+            f"the launcher started {world.servers} servers, but the script's strategy has "
+            f"{servers}: give --strategy and the script the same, or leave one of them out"
+        )
+    if world.servers or world.size == 1:
         return
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
-    env.update({
+    for index in range(world.rank, servers, world.size):
+        child = subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:]],
+            env=server_environment(world, index, servers),
+            preexec_fn=die_with_parent(),
+        )
+        atexit.register(_stop, child)
+
+
+def server_environment(world: World, index: int, servers: int) -> dict[str, str]:
+    """What a server that a rank starts is told, over what the rank was."""
+    env = {name: value for name, value in os.environ.items() if name not in contract.RANKS}
+    return env | {
         contract.ROLE: "server",
-        contract.SERVER: str(world.rank),
+        contract.SERVER: str(index),
         contract.SERVERS: str(servers),
         contract.TOKEN: world.token,
         "WORLD_SIZE": str(world.size),
-    })  # fmt: skip
-    child = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=env, preexec_fn=_die_with_us)
-    atexit.register(_stop, child)
-
-
-def _die_with_us() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    }
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -79,7 +88,7 @@ def served(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) ->
 
 
 def _take_leave(wire: ServedWire) -> None:
-    with suppress(PeerLost):
+    with suppress(FaultError):
         wire.leave()
 
 

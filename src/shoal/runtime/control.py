@@ -35,6 +35,7 @@ class Table(NamedTuple):
     """What all workers said."""
 
     words: tuple[Word, ...]
+    copies: int = 1  # ranks that speak of the same samples: those that share a model
 
     @property
     def loss(self) -> float:
@@ -46,8 +47,8 @@ class Table(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of all workers."""
-        return int(sum(word.samples for word in self.words))
+        """Of all workers, each once."""
+        return round(sum(word.samples for word in self.words) / self.copies)
 
     @property
     def unused(self) -> bool:
@@ -64,17 +65,18 @@ class Asked(NamedTuple):
 
     everyone: Tensor
     work: dist.Work | None
+    copies: int = 1
 
     def wait(self) -> Table:
         """The table."""
         if self.work is not None:
             self.work.wait()
-        return table_of(self.everyone)
+        return table_of(self.everyone, copies=self.copies)
 
 
-def table_of(numbers: Tensor) -> Table:
+def table_of(numbers: Tensor, *, copies: int = 1) -> Table:
     """Everybody's word, from their numbers one after the other."""
-    return Table(tuple(Word(*row) for row in numbers.view(-1, WIDTH).tolist()))
+    return Table(tuple(Word(*row) for row in numbers.view(-1, WIDTH).tolist()), copies)
 
 
 def put(word: Word, numbers: Tensor, worker: int) -> None:
@@ -83,13 +85,19 @@ def put(word: Word, numbers: Tensor, worker: int) -> None:
     numbers[WIDTH * worker : WIDTH * (worker + 1)] = torch.tensor(word, dtype=numbers.dtype)
 
 
-def tell(word: Word, group: dist.ProcessGroup | None, size: int) -> Asked:
-    """Say my word and ask for everybody's."""
+def tell(word: Word, *, size: int, copies: int = 1) -> Asked:
+    """Say my word and ask for everybody's.
+
+    Args:
+        word: mine.
+        size: how many ranks speak.
+        copies: how many of them speak of the same samples.
+    """
     mine = torch.tensor(word, dtype=torch.float64)
     if size == 1:
         return Asked(mine, None)
     everyone = torch.empty(size * WIDTH, dtype=torch.float64)
-    return Asked(everyone, gather_flat(everyone, mine, group=group, async_op=True))
+    return Asked(everyone, gather_flat(everyone, mine, async_op=True), copies)
 
 
 class Absent(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import nn
 
 from shoal.errors import UsageError
 from shoal.rules import Facts
-from shoal.runtime import capture, saving
+from shoal.runtime import capture, closures, saving
 from shoal.runtime.clients import start_servers
 from shoal.runtime.inputs import Models, check_loss, read_models
 from shoal.runtime.join import World, agree_layout, join, leave
@@ -63,7 +63,7 @@ def distribute(
     if capture.wanted():
         return capture.stand_in(models, loss=loss, strategy=chosen, settings=settings)
     world = join(backend=settings.backend, seconds=settings.timeout)
-    chosen.bind(_facts(world, models, settings))
+    closures.bind(chosen, _facts(world, models, settings))
     if world.role == "server":
         serve(world, chosen, models)
         leave(world)
@@ -84,7 +84,8 @@ def distribute(
         source = Whole(module) if mesh is None else _cut(module, used, team)
         replicas[name] = Replica(source, used, team=team, wire=wire(source, used, team))
     run = Run(replicas, loss=loss, team=team)
-    _announce(run, auto=strategy is None and os.environ.get(contract.STRATEGY, AUTO) == AUTO)
+    told = os.environ.get(contract.STRATEGY) or AUTO
+    _announce(run, auto=strategy is None and told == AUTO)
     saving.resume(run)
     return run
 
@@ -110,12 +111,11 @@ def _read(told: str) -> Strategy:
 
 
 def _facts(world: World, models: Models, settings: Settings) -> Facts:
-    closure = any(isinstance(used, torch.optim.LBFGS) for _, used in models.values())
     return Facts(
         ranks=world.size if world.role == "worker" else world.workers,
         clips=settings.clip is not None,
         skips=settings.nonfinite == "skip",
-        closure=closure,
+        closure=any(closures.asks(used) for _, used in models.values()),
         models=len(models),
     )
 
@@ -136,14 +136,19 @@ def _agree(world: World, models: Models, strategy: Strategy, settings: Settings)
         for index, group in enumerate(used.param_groups):
             for key, value in sorted(group.items()):
                 if key != "params":
-                    facts[f"{key} of {name} optimizer's group {index}"] = str(value)
+                    facts[f"{key} of {name} optimizer's group {index}"] = _told(value)
     agree_layout(world, facts)
+
+
+def _told(value: object) -> str:
+    """A value as all ranks would write it: where an object lies is each rank's own."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 @torch.no_grad()
 def _same_start(module: nn.Module, world: World) -> None:
     """All replicas start from rank 0's numbers."""
-    if world.size == 1 or world.role != "worker":
+    if world.size == 1:
         return
     others = False
     for tensor in (*module.parameters(), *module.buffers()):
@@ -180,6 +185,3 @@ def _announce(run: Run, *, auto: bool) -> None:
         log.info("%d workers: %s", run.size, run.team.strategy)
         for word in run.team.strategy.advice():
             log.warning("advice: %s", word)
-
-
-Callback = Callable[[Any], None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shoal.runtime.flats import real
 from shoal.runtime.peers import PairWire
-from shoal.wire.served import ServedWire
+from shoal.runtime.served_state import pull
 
 if TYPE_CHECKING:
     from shoal.runtime.replica import Replica
@@ -27,7 +27,7 @@ def agreed(replica: Replica) -> Iterator[nn.Module]:
     """
     replica.drain()
     tensors = [b for b in replica.model.buffers() if b.is_floating_point()]
-    if not replica.mode.agrees:
+    if not replica.agrees:
         tensors += list(replica.source.trainable().values())
     if replica.team.seat.workers == 1:
         tensors = []
@@ -92,9 +92,6 @@ def _rest(replica: Replica) -> None:
 
 def _pull(replica: Replica) -> set[int]:
     """Where a server holds the model that counts, everybody takes it; the memory that it filled."""
-    if replica.team.strategy.synchrony.waits or not isinstance(replica.carrier, ServedWire):
+    if replica.served is None:
         return set()
-    mine = replica.source.trainable()
-    for name, value in replica.carrier.pull().items():
-        mine[name].copy_(value)
-    return {t.data_ptr() for t in mine.values()}
+    return {t.data_ptr() for t in pull(replica.served, replica.source).values()}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.errors import UsageError
 from shoal.runtime.objective import Judged, judge
@@ -40,14 +41,12 @@ def evaluate(
     _check_metrics(metrics)
     size = max(whole("batch_size", batch_size, least=1), run.team.share.count)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one batch may well be all there is
+        warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch may well be all
         loader = make(dataset, size, share=run.team.share, shuffle=False)
     replica = next(iter(run.replicas.values()))
     names = ["loss", *metrics]
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
-    training = replica.model.training
-    with replica.agreed():
-        replica.model.eval()
+    with replica.agreed(), _evaluating(replica.model):
         for batch in loader:
             if loader.mine == 0 and not run.team.strategy.partition.cuts:
                 continue
@@ -56,10 +55,21 @@ def evaluate(
             if loader.mine:
                 values = torch.tensor([*found, 1.0], dtype=torch.float64)
                 sums += values * loader.mine
-        replica.model.train(training)
     if run.size > 1:
         dist.all_reduce(sums)
     return {name: float(value / sums[-1]) for name, value in zip(names, sums[:-1], strict=True)}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, no dropout and no new statistics; whatever happens, each module is as it was."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 def _check_metrics(metrics: Any) -> None:

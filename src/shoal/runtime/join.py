@@ -127,7 +127,7 @@ def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
     if seat.size == 1 and seat.servers == 0:
         return World(0, 1, 0, 1, device, "none", None, seat.generation, seat.run_id, seconds)
     gloo_choice()  # raises when GLOO_SOCKET_IFNAME names nothing
-    why = wrong_interface(seat.host) if seat.size > seat.local_size else None
+    why = wrong_interface(seat.host) if seat.workers > seat.local_size else None
     if why and chosen == "gloo":
         log.warning(why)
     store, run = meet(seat, seconds)

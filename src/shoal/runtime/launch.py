@@ -36,7 +36,7 @@ from shoal.runtime.launcher.report import (
     read_death,
     signal_name,
 )
-from shoal.runtime.launcher.workers import Place, Worker
+from shoal.runtime.launcher.workers import Place, Worker, asked
 
 __all__ = ["LaunchOptions", "launch", "torchrun_command"]
 
@@ -76,8 +76,7 @@ def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
     """What one would type to start the same with torchrun."""
     words = ["torchrun"]
     if options.nodes > 1:
-        where = options.master or f"{options.hosts[0]}:29500"
-        address, _, port = where.rpartition(":")
+        address, port = master(options)
         words += [f"--nnodes={options.nodes}", f"--node-rank={options.node_rank}"]
         words += [f"--master-addr={address}", f"--master-port={port}"]
     else:
@@ -85,7 +84,7 @@ def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
     words += [f"--nproc-per-node={options.workers}"]
     if options.max_restarts:
         words += [f"--max-restarts={options.max_restarts}"]
-    before = [f"SHOAL_STRATEGY={shlex.quote(options.strategy)}"] if options.strategy else []
+    before = [f"{name}={shlex.quote(value)}" for name, value in asked(options).items()]
     return " ".join([*before, *words, *map(shlex.quote, command)])
 
 

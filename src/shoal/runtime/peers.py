@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -13,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.errors import PeerLost, ShoalError, UsageError
+from shoal.errors import FaultError, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.flow import Ask, Pair
 from shoal.runtime.alarm import raise_if_failed
 from shoal.runtime.clients import find
 from shoal.runtime.server import publish
 from shoal.runtime.team import Team
-from shoal.wire.channel import Channel, Hello, accept, connect, listen
+from shoal.wire.channel import Channel, Hello, connect, listen, shut, welcome
 from shoal.wire.pending import Pending, There
 
 LOOK_SECONDS = 0.02
@@ -44,7 +43,8 @@ class PairWire:
         self._parameters = list(parameters.values())
         self._team = team
         self._channels: dict[int, Channel] = {}
-        self._lost: PeerLost | None = None
+        self._visitors: list[Channel] = []
+        self._lost: FaultError | None = None
         self._left = False
         self._place = self._turn()
         self._listener = listen(team.world.local_size >= team.world.size)
@@ -86,19 +86,32 @@ class PairWire:
 
     def _serve(self) -> None:
         world = self._team.world
-        with suppress(OSError):  # closed: the run is over
-            while True:
-                visit = accept(self._listener, token=world.token, generation=world.generation)
-                if visit is not None:
-                    threading.Thread(target=self._attend, args=visit, daemon=True).start()
+        welcome(
+            self._listener, self._attend, token=world.token, generation=world.generation
+        )
 
     def _attend(self, channel: Channel, worker: int) -> None:
+        self._visitors.append(channel)
         try:
             while True:
-                channel.send("mean", {}, self._meet(channel.receive().tensors))
-        except PeerLost:
+                theirs = channel.receive().tensors
+                self._check(worker, theirs)
+                channel.send("mean", {}, self._meet(theirs))
+        except LayoutMismatch as error:
+            self._lost = error
+        except FaultError:
             if not self._done(worker):
                 self._lost = PeerLost(f"rank {worker} is gone")
+        channel.close()  # who waits for an answer hears that there will be none
+
+    def _check(self, worker: int, theirs: list[Tensor]) -> None:
+        mine = [tuple(p.shape) for p in self._parameters]
+        told = [tuple(t.shape) for t in theirs]
+        if mine != told:
+            raise LayoutMismatch(
+                f"rank {worker} came with {len(told)} tensors, such as {told[:1]}, but mine are "
+                f"{len(mine)}, such as {mine[:1]}; every rank must train the same model"
+            )
 
     def _done(self, worker: int) -> bool:
         store = self._team.world.store
@@ -137,8 +150,6 @@ class PairWire:
             self.leave()
 
     def _hang_up(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for channel in self._channels.values():
+        shut(self._listener)
+        for channel in (*self._channels.values(), *self._visitors):
             channel.close()

@@ -20,11 +20,13 @@ from shoal.runtime.engine import Engine
 from shoal.runtime.equalise import agreed, equalise, memory_of, still
 from shoal.runtime.line import Suspended
 from shoal.runtime.modes import Mode, choose
+from shoal.runtime.served_state import await_all, take_over
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.team import Team
 from shoal.runtime.watch import Watched
 from shoal.strategy import Strategy
 from shoal.wire.pending import Wire
+from shoal.wire.served import ServedWire
 
 
 class Replica:
@@ -45,6 +47,10 @@ class Replica:
         self.optimizer = optimizer
         self.team = team
         self.carrier = wire
+        # the servers that hold the model and its only optimizer, until I leave them
+        free = not team.strategy.synchrony.waits
+        self.served = wire if isinstance(wire, ServedWire) and free else None
+        self._settled = False
         self.wire = Watched(wire, team.recorder)
         self.engine: Engine | None = None
         self.early: EarlyUpdates | None = None
@@ -56,6 +62,11 @@ class Replica:
     def pipeline(self) -> Any:
         """How the model runs where it is cut into stages; else None."""
         return self.source.pipeline
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all workers hold the same model now."""
+        return self.mode.agrees or self._settled
 
     def _plan(self) -> Mode:
         """Lay out what travels, from what is trainable now."""
@@ -136,10 +147,12 @@ class Replica:
             return None
         unused = self._send(word)
         asked: list[Asked] = []
+        size = self.team.world.size
+        copies = size // self.team.share.count  # tensor and pipe ranks see the same samples
         word = word._replace(unused=len(unused))
 
         def say() -> None:
-            asked.append(tell(word, None, self.team.world.size))
+            asked.append(tell(word, size=size, copies=copies))
 
         if self.engine is None:
             say()
@@ -242,6 +255,10 @@ class Replica:
     def leave(self) -> None:
         """The run is over: keep serving peers until they are done, then close."""
         self.close()
+        if self.served is not None:
+            await_all(self.served, self.team)
+            take_over(self.served, self.source, self.optimizer)
+            self.served, self._settled = None, True
         self.wire.leave()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +46,7 @@ log = logging.getLogger("shoal")
 FACTS = {"strategy", "memory", "agrees", "steps", "feeds"}
 
 
-def restore(run: Run, path: Any = None) -> bool:
+def restore(run: Run, path: str | PathLike[str] | None = None) -> bool:
     """Load the newest good checkpoint; for other workers what was remembered is re-dealt."""
     from shoal import checkpoint
 
@@ -77,7 +78,7 @@ def restore(run: Run, path: Any = None) -> bool:
     return True
 
 
-def restore_now(run: Run, path: Any = None) -> bool:
+def restore_now(run: Run, path: str | PathLike[str] | None = None) -> bool:
     """As :func:`restore`, and random numbers go on at once: somebody asked for it at this line."""
     from shoal import checkpoint
 
@@ -140,8 +141,8 @@ class Past:
         """Model, optimizer and memory of one replica."""
         load_model(replica.source, self.loaded.shared[name])
         state = self._optimizers[name]
-        if isinstance(replica.carrier, ServedWire) and not replica.mode.agrees:
-            self._serve(replica, replica.carrier, state)
+        if replica.served is not None:
+            self._serve(replica, replica.served, state)
             state = {**state, "state": {}}  # the servers' optimizer is the one that steps
         load_optimizer(replica.optimizer, parameters_of(replica.source), state)
         memory = self._memory(name, replica)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The model, where there is one."""
-        return self._replica(None).model
+        return self._replica(None, "model").model
 
     def loader(self, dataset: Any, batch_size: int, **options: Any) -> Feed:
         """My part of the data: one global order for a seed, whatever the number of workers.
@@ -91,7 +92,7 @@ class Run:
     def step(self, batch: Any) -> Step:
         """Forward, backward, exchange, update."""
         self._refuse_if_closed()
-        replica = next(iter(self.replicas.values()))
+        replica = self._replica(None, "step")
         if replica.pipeline is not None:
             self._pipe(replica, batch)
         else:
@@ -142,7 +143,7 @@ class Run:
         """The loss of a micro-batch: the model's output against its target."""
         self._own_loop("forward")
         start = time.perf_counter()
-        loss = judge(self.model, micro, self.loss).loss
+        loss = judge(self._replica(None, "forward").model, micro, self.loss).loss
         self._span("forward", start)
         return loss
 
@@ -179,7 +180,7 @@ class Run:
             closure: recomputes the loss and its gradients, for optimizers that ask (LBFGS).
         """
         self._refuse_if_closed()
-        replica = self._replica(name)
+        replica = self._replica(name, "update")
         with self._explained("update"):
             if closure is not None:
                 step = self.updater.closure(replica, closure, self.steps)
@@ -208,7 +209,7 @@ class Run:
         with self._explained("evaluate"):
             return evaluate(self, dataset, batch_size, metrics or {})
 
-    def save(self, path: Any = None) -> Any:
+    def save(self, path: str | PathLike[str] | None = None) -> Path:
         """Write a checkpoint into a directory; ``kill -9`` at any moment leaves the last good one.
 
         Args:
@@ -217,7 +218,7 @@ class Run:
         with self._explained("save"):
             return saving.save(self, path)
 
-    def restore(self, path: Any = None) -> bool:
+    def restore(self, path: str | PathLike[str] | None = None) -> bool:
         """Take up where the newest good checkpoint of a directory left off.
 
         Args:
@@ -259,21 +260,18 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
 
-    def _replica(self, name: str | None) -> Replica:
+    def _replica(self, name: str | None, call: str) -> Replica:
         if name is None and len(self.replicas) == 1:
             return next(iter(self.replicas.values()))
         if name is None:
             first, *_ = known = list(self.replicas)
-            raise UsageError(f"which model of {', '.join(known)}? as in run.update({first!r})")
+            own = "" if call == "update" else "call it yourself, run.backward(loss), then update, "
+            which = f"run.{call}: which model of {', '.join(known)}?"
+            raise UsageError(f"{which} {own}as in run.update({first!r})")
         if name not in self.replicas:
             raise UnknownName("model", name, self.replicas)
         return self.replicas[name]
@@ -286,6 +284,7 @@ class Run:
             )
 
     def _own_loop(self, piece: str) -> None:
+        self._refuse_if_closed()
         if any(replica.pipeline is not None for replica in self.replicas.values()):
             raise UsageError(
                 f"run.{piece} x {self.team.strategy.partition}: because a pipeline interleaves the "

@@ -28,9 +28,9 @@ from shoal.runtime.explained import Explained
 from shoal.runtime.launcher import contract
 from shoal.runtime.objective import plain
 from shoal.runtime.replica import Replica
+from shoal.runtime.served_state import fetch
 from shoal.runtime.source import Cut
 from shoal.runtime.state import copied, model_state, optimizer_state, parameters_of
-from shoal.wire.served import ServedWire
 
 if TYPE_CHECKING:
     from shoal.checkpoint import Loaded
@@ -57,7 +57,7 @@ class Saved:
     rng: dict[str, Any] | None = None
 
 
-def save(run: Run, path: Any = None) -> Path:
+def save(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
     """Save a run; all workers call it together."""
     from shoal import checkpoint
 
@@ -91,12 +91,10 @@ def _put_optimizer(
     What is cut is saved whole, for then it fits any other cut.
     """
     named = parameters_of(replica.source)
-    if isinstance(replica.carrier, ServedWire) and not replica.mode.agrees:
-        from shoal.runtime.served_state import fetch
-
+    if replica.served is not None:
         state = optimizer_state(replica.optimizer, named)
-        shared[f"{name} optimizer"] = fetch(replica.carrier, state)
-    elif replica.mode.agrees and replica.pipeline is None:
+        shared[f"{name} optimizer"] = fetch(replica.served, state)
+    elif replica.agrees and replica.pipeline is None:
         shared[f"{name} optimizer"] = optimizer_state(replica.optimizer, named)
     else:
         own["optimizer"] = optimizer_state(replica.optimizer, named, whole=True)
@@ -146,7 +144,7 @@ def place_of(run: Run) -> list[int]:
     )
 
 
-def where(run: Run, path: Any) -> Path:
+def where(run: Run, path: str | os.PathLike[str] | None) -> Path:
     """The directory given, or the run's own."""
     root = path if path is not None else run.team.settings.checkpoint
     if root is None:
@@ -217,12 +215,21 @@ def place_feed(run: Run, feed: Feed) -> None:
 
 def resume(run: Run) -> None:
     """``shoal run --resume``, or a restart: take up the newest checkpoint if there is one."""
-    if os.environ.get(contract.RESUME) == "1" and run.team.settings.checkpoint is not None:
-        from shoal.runtime.restoring import restore
+    if os.environ.get(contract.RESUME) != "1":
+        return
+    directory = run.team.settings.checkpoint
+    if directory is None and run.team.world.generation == 0:
+        raise UsageError(
+            "--resume, but there is no checkpoint directory: give shoal run --checkpoint or "
+            "distribute(checkpoint=...)"
+        )
+    if directory is None:  # a restart, which nobody prepared for
+        return
+    from shoal.runtime.restoring import restore
 
-        found = restore(run)
-        if not found and run.is_main:
-            log.info("nothing to resume in %s: starting anew", run.team.settings.checkpoint)
+    found = restore(run)
+    if not found and run.is_main:
+        log.info("nothing to resume in %s: starting anew", directory)
 
 
 def write_timeline(run: Run) -> None:

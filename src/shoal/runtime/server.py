@@ -6,6 +6,7 @@ With bsp it sums (:class:`Summation`); with ssp or asp it holds the model and th
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -17,19 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from shoal.checkpoint.tree import flatten, unflatten
-from shoal.errors import ExchangeTimeout, PeerLost
-from shoal.flow import Add
+from shoal.errors import ExchangeTimeout, FaultError, PeerLost, UsageError
 from shoal.runtime.join import World
+from shoal.runtime.launcher.interfaces import own_address
 from shoal.runtime.objective import plain
 from shoal.runtime.state import load_optimizer, optimizer_state
 from shoal.runtime.store import Clocks, ModelStore
 from shoal.runtime.summation import Summation
 from shoal.strategy import Strategy
-from shoal.wire.channel import Channel, Message, accept, listen
+from shoal.wire.channel import Channel, Message, listen, shut, welcome
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
 ENDS = ("bye", "gone")
-LOOK_SECONDS = 0.5
 PATIENCE = 0.8  # of the workers' own: they shall hear from the server who is missing
 
 
@@ -55,6 +55,8 @@ class Service:
         self.clocks = Clocks(range(world.workers), strategy.synchrony.staleness)
         self._changed = threading.Condition()
         self._begun = False
+        self._here: set[int] = set()
+        self._left: set[int] = set()
         self._lost: PeerLost | None = None
         self._handlers: dict[str, Callable[[int, Message], Reply]] = {
             "ask": self._ask,
@@ -68,23 +70,19 @@ class Service:
     def serve(self) -> None:
         """Take in every worker once, and return when the last has left or one is lost."""
         listener = listen(self.world.local_size >= self.world.workers)
-        listener.settimeout(LOOK_SECONDS)
         publish(self.world, f"server/{self.world.rank}", listener)
-        threads: list[threading.Thread] = []
-        while len(threads) < self.world.workers and self._lost is None:
-            visit = self._welcome(listener)
-            if visit is not None:
-                thread = threading.Thread(target=self._attend, args=visit, daemon=True)
-                thread.start()
-                threads.append(thread)
-        listener.close()
-        for thread in threads:
-            thread.join()
+        ours = {"token": self.world.token, "generation": self.world.generation}
+        door = threading.Thread(
+            target=welcome, args=(listener, self._attend), kwargs=ours, daemon=True
+        )
+        door.start()
+        with self._changed:
+            self._changed.wait_for(self._over)
+        shut(listener)
 
-    def _welcome(self, listener: socket.socket) -> tuple[Channel, int] | None:
-        with suppress(TimeoutError):
-            return accept(listener, token=self.world.token, generation=self.world.generation)
-        return None
+    def _over(self) -> bool:
+        all_came = len(self._left) == self.world.workers
+        return not self._here and (all_came or self._lost is not None)
 
     def _attend(self, channel: Channel, worker: int) -> None:
         """Answer one message after the other; another thread reads ahead.
@@ -92,15 +90,29 @@ class Service:
         A worker sends its next ask before it reads the answer to the last: if nobody read
         meanwhile, both sides would wait for room to write.
         """
+        if not self._enter(worker):
+            channel.close()
+            return
         inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(channel, worker, inbox), daemon=True).start()
-        with suppress(PeerLost):
+        with suppress(FaultError):
             while (message := inbox.get()).kind not in ENDS:
                 self._reply(channel, worker, message)
+        channel.close()
         with self._changed:
             self.clocks.leave(worker)
+            self._here.discard(worker)
+            self._left.add(worker)
             self._changed.notify_all()
-        channel.close()
+
+    def _enter(self, worker: int) -> bool:
+        """Whether this worker is one of ours, and comes for the first time."""
+        with self._changed:
+            known = 0 <= worker < self.world.workers
+            if not known or worker in self._here or worker in self._left:
+                return False
+            self._here.add(worker)
+            return True
 
     def _read(self, channel: Channel, worker: int, inbox: queue.SimpleQueue[Message]) -> None:
         kind = ""
@@ -110,7 +122,7 @@ class Service:
                 kind = message.kind
                 inbox.put(message)
             self.sums.lose(worker, "has left the run")
-        except PeerLost:
+        except FaultError:
             self.sums.lose(worker, "is gone")
             with self._changed:
                 self._lost = PeerLost(f"rank {worker} is gone")
@@ -203,12 +215,9 @@ def publish(world: World, key: str, listener: socket.socket) -> None:
     if world.store is None:
         raise PeerLost("there is no store to meet at")
     local = world.local_size >= world.workers
-    host = "127.0.0.1" if local else socket.gethostbyname(socket.gethostname())
+    host = "127.0.0.1" if local else own_address(os.environ.get("MASTER_ADDR", ""))
     world.store.set(key, f"{host}:{listener.getsockname()[1]}")
 
 
 def _refuse(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    raise PeerLost("this compressor's messages cannot be decoded by a server")
-
-
-Decode = Add
+    raise UsageError("this compressor's messages cannot be decoded by a server; use topk or cast")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from shoal.errors import BadArgument, UnknownName
+from shoal.loggers import Logger
 from shoal.runtime.launcher import contract
 from shoal.runtime.launcher.options import BACKENDS, unusable
 
@@ -26,7 +27,7 @@ class Options(TypedDict, total=False):
     every: int
     keep: int
     timeline: bool
-    logger: Any
+    logger: Logger | None
     stateful: Mapping[str, Any]
 
 
@@ -37,7 +38,9 @@ class Settings:
     Args:
         accumulate: micro-batches a step; their gradients add up before the exchange.
         clip: largest global norm of the agreed gradient (after decompression, before the update).
-        nonfinite: a NaN or inf in loss or gradient stops the run, or skips the step on all workers.
+        nonfinite: what a NaN or inf does. "stop" (default) checks the loss every step, and the
+            gradient where ``clip`` is set, and ends the run; "skip" checks both, every step, and
+            all workers leave the step out. Early updates (priority) look at losses only.
         backend: gloo or nccl; None takes what the tensors need.
         timeout: seconds an exchange may take before it is given up and the missing rank named.
         checkpoint: directory that receives a checkpoint every ``every`` steps, and at the end.
@@ -58,7 +61,7 @@ class Settings:
     every: int = 100
     keep: int = 3
     timeline: bool = True
-    logger: Any = None
+    logger: Logger | None = None
     stateful: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +120,3 @@ def _check_directory(given: object) -> None:
         raise BadArgument(f"checkpoint={given!r}", "the path of a directory, or None")
     if why := unusable(Path(given)):
         raise BadArgument(f"checkpoint={os.fspath(given)!r}", f"{why}; choose another directory")
-
-
-Loss = Callable[..., Any]

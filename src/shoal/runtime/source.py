@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +14,6 @@ from shoal.runtime.objective import Loss, plain, split_target
 
 if TYPE_CHECKING:
     from shoal.runtime.partitioned import Pipeline, Placed
-
-
-class Source(Protocol):
-    """A model as the exchange sees it."""
-
-    model: nn.Module
-
-    def trainable(self) -> dict[str, Tensor]:
-        """Tensors to agree on, by name, in forward order; updated in place."""
-
-    def collect(self, agreement: Agreement) -> None:
-        """Copy the gradients of the last backward into an agreement."""
-
-    def deliver(self, agreement: Agreement) -> None:
-        """Copy agreed gradients back."""
-
-    def norm(self) -> float:
-        """Euclidean norm of the whole gradient."""
-
-    def clip(self, limit: float, norm: float) -> None:
-        """Scale the gradient down to ``limit`` if ``norm`` is above it."""
-
-    def call(self, *inputs: Any, **named: Any) -> Any:
-        """The model's output."""
 
 
 class Whole:
@@ -155,7 +131,7 @@ class Cut:
         """Every rank scales its part alike."""
         from shoal.runtime.partitioned import clip
 
-        clip(self.placed, limit)
+        clip(self.placed, limit, norm=norm)
 
     def call(self, *inputs: Any, **named: Any) -> Any:
         """The whole model's output, on every rank of the replica."""
@@ -175,6 +151,3 @@ class Cut:
         inputs = [given if len(given) > 1 else given[0] for given, _ in cut]
         targets = [target for _, target in cut]
         return self.pipeline.forward_backward(inputs, targets, loss, weights=scales)
-
-
-Collect = Callable[[Agreement], None]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost
+from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost, UsageError
 from shoal.flow import Add, All, Ask, Gather, Mean
 from shoal.wire.channel import DTYPES
 
@@ -32,7 +32,7 @@ def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
             described = [describe(one) for one in asks]
             return ["all", [spec for spec, _ in described]], [t for _, ts in described for t in ts]
         case _:
-            raise PeerLost(f"a server does not answer {type(ask).__name__}")
+            raise UsageError(f"a server does not answer {type(ask).__name__}: Mean, Gather and All only")
 
 
 def answer(spec: Spec, said: Sequence[list[Tensor]], add: Add) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -57,7 +57,3 @@ class Team:
     def group(self) -> dist.ProcessGroup | None:
         """Who agrees: the same part of all replicas; None is everybody."""
         return None if self.mesh is None else self.mesh["dp_replicate"].get_group()
-
-    def pairing(self) -> Any:
-        """A key prefix that no other run or restart has."""
-        return f"{self.world.run_id}/{self.world.generation}"

@@ -61,7 +61,7 @@ def train(
     return run
 
 
-class progress:  # noqa: N801: reads as a function
+class progress:
     """A live bar on the main worker's terminal; silent elsewhere.
 
     ``with progress(run, feed) as show: ... show(step)``.
@@ -88,8 +88,8 @@ class progress:  # noqa: N801: reads as a function
         return self._show
 
     def _show(self, step: Step) -> None:
-        self._seen += step.samples
-        if self._bar is not None:
+        if self._bar is not None:  # whoever asks for samples waits for all workers
+            self._seen += step.samples
             rate = self._seen / (time.perf_counter() - self._start)
             told = f"loss {step.loss:.4f}  {rate:,.0f} samples/s"
             self._bar.update(self._task, completed=step.number + 1, told=told)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import UsageError
+from shoal.runtime import closures
 from shoal.runtime.control import Table, nonfinite
 from shoal.runtime.replica import Replica
 from shoal.runtime.step import Step
@@ -122,6 +123,7 @@ class Updater:
 
     def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:
         """Let the optimizer call ``closure`` as often as it likes; each call is agreed on."""
+        closures.refuse(self.team.strategy, self.team.settings, ranks=self.team.world.size)
         seen: list[Table] = []
 
         def agreed() -> float:

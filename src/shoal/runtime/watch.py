@@ -44,13 +44,15 @@ class Watched:
         if not self._recorder.enabled:
             return self.inner.ask(ask)
         start, step, size = time.perf_counter(), self.step, nbytes(ask)
-        noted: list[bool] = []
+        unnoted = [True]
 
         def arrived(*_: object) -> None:
-            if not noted:
-                noted.append(True)
-                seconds = time.perf_counter() - start
-                self._recorder.add("exchange", type(ask).__name__, start, seconds, size, step)
+            try:
+                unnoted.pop()  # at once, for two threads may come together
+            except IndexError:
+                return
+            seconds = time.perf_counter() - start
+            self._recorder.add("exchange", type(ask).__name__, start, seconds, size, step)
 
         pending = self.inner.ask(ask)
         if isinstance(pending, Works) and pending.works and pending.signals:

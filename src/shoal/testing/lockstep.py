@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from shoal.axes.coordination.coordination import complete
 from shoal.flow import All, Ask, Gather, Mean
 
 Result = TypeVar("Result")
@@ -26,7 +27,7 @@ def lockstep(
         flows: one a worker; all must ask the same kinds of things in the same order.
         mixing: worker i is answered with row i of this matrix; None is the plain mean.
     """
-    w = _mean_matrix(len(flows)) if mixing is None else mixing
+    w = complete(len(flows), 0) if mixing is None else mixing
     answers: list[Any] = [None] * len(flows)
     while True:
         asks: list[Ask] = []
@@ -65,7 +66,3 @@ def answer(asks: Sequence[Any], row: Tensor) -> Any:
             return tuple(answer(column, row) for column in columns)
         case first:
             raise AssertionError(f"lockstep cannot answer {first!r}")
-
-
-def _mean_matrix(workers: int) -> Tensor:
-    return torch.full((workers, workers), 1 / workers, dtype=torch.float64)

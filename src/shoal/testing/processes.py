@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing as mp
 import os
 import pickle  # between this process and its own children only
+import random
 import socket
 import time
 import traceback
@@ -27,6 +28,9 @@ PRELOAD = [
     "torch.distributed.tensor.parallel",
     "shoal.runtime.partitioned",
 ]
+
+
+PORTS = (15000, 32000)
 
 
 class Outcome(NamedTuple):
@@ -58,10 +62,16 @@ def _context() -> ForkServerContext:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port of loopback that nobody listens on now.
+
+    Below the range from which the kernel serves connections, so that none of those takes it before
+    a worker does.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def outcomes(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoal.flow import Pair, Push
+from shoal.flow import Ask, Pair, Push, drive
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.modes import Mode, Seat, choose
 from shoal.runtime.store import Clocks, ModelStore
@@ -129,7 +129,7 @@ class School:
             x, y = (t.tensor_split(n)[i] for t in batch)
             fish = self.fishes[i]
             losses.append(fish.backward((x, y), scale=1.0) / len(x))
-            self._answer(fish.mode.closing(fish.optimizer.step), server)
+            drive(fish.mode.closing(fish.optimizer.step), lambda ask: self._answer(ask, server))
             clocks.tick(i)
             left[i] -= 1
             if not left[i]:
@@ -145,20 +145,15 @@ class School:
             raise AssertionError(f"{self.strategy.compression} cannot be decoded by a server")
         return ModelStore(names, optimizer, add=add, workers=workers)
 
-    def _answer(self, asks: Any, server: ModelStore) -> None:
-        try:
-            ask = next(asks)
-            while True:
-                match ask:
-                    case Push(parts):
-                        server.push(parts)
-                        ask = asks.send(server.model())
-                    case Pair(peer, parts):
-                        ask = asks.send(self._meet(peer, parts))
-                    case other:
-                        raise AssertionError(f"a race cannot answer {other!r}")
-        except StopIteration:
-            return
+    def _answer(self, ask: Ask, server: ModelStore) -> Any:
+        match ask:
+            case Push(parts):
+                server.push(parts)
+                return server.model()
+            case Pair(peer, parts):
+                return self._meet(peer, parts)
+            case other:
+                raise AssertionError(f"a race cannot answer {other!r}")
 
     @torch.no_grad()
     def _meet(self, peer: int, parts: Sequence[Tensor]) -> list[Tensor]:

@@ -5,6 +5,7 @@
     magic (4) | header length (4, big endian) | header (JSON) | bytes of tensor 0 | tensor 1 | ...
 
 Whoever connects says hello with the run's token, its generation and its number, or is hung up on.
+Until it has, it may send little and has little time, and nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ from __future__ import annotations
 import ctypes
 import hmac
 import json
+import math
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shoal.errors import PeerLost
+from shoal.errors import ExchangeTimeout, FaultError, PeerLost
 
 MAGIC = b"SHL1"
 LONGEST_HEADER = 64 * 2**20
+LONGEST_HELLO = 4096
+HELLO_SECONDS = 10.0
 LARGEST = 2**36  # bytes of one tensor
 DTYPES = {
     str(d).removeprefix("torch."): d
@@ -79,48 +85,69 @@ class Channel:
                     if nbytes := tensor.numel() * tensor.element_size():
                         self._socket.sendall(_bytes_of(tensor, nbytes))
         except OSError as error:
-            raise PeerLost(f"{self.peer} is gone: {error}") from error
+            raise self._fault(error, "took nothing") from error
 
     def receive(self) -> Message:
         """Wait for one message."""
-        start = self._exactly(8)
+        kind, facts, like = self._header(LONGEST_HEADER)
+        return Message(kind, facts, [self._tensor(*one) for one in like])
+
+    def receive_hello(self, seconds: float) -> Hello:
+        """Wait so long, in all, for a stranger to say who it is; it may send nothing else."""
+        kind, facts, like = self._header(LONGEST_HELLO, time.monotonic() + seconds)
+        told = tuple(facts.get(name) for name in Hello._fields)
+        if kind != "hello" or like or not all(map(isinstance, told, (str, int, int))):
+            raise PeerLost(f"{self.peer} did not say hello")
+        return Hello(*told)  # type: ignore[arg-type]  # seen just now
+
+    def _header(
+        self, longest: int, end: float | None = None
+    ) -> tuple[str, dict[str, Any], list[tuple[str, list[int]]]]:
+        start = self._exactly(8, end)
         if start[:4] != MAGIC:
             raise PeerLost(f"{self.peer} does not speak our language")
         (length,) = struct.unpack(">I", start[4:])
-        if length > LONGEST_HEADER:
+        if length > longest:
             raise PeerLost(f"{self.peer} sent a header of {length} bytes: refused")
-        header = _parsed(bytes(self._exactly(length)), self.peer)
-        tensors = [self._tensor(dtype, shape) for dtype, shape in header["tensors"]]
-        return Message(header["kind"], header["facts"], tensors)
+        return _parsed(bytes(self._exactly(length, end)), self.peer)
 
     def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
         kind = DTYPES.get(dtype)
         sound = kind is not None and all(isinstance(n, int) and 0 <= n < 2**40 for n in shape)
         if kind is None or not sound:
             raise PeerLost(f"{self.peer} sent a tensor of {dtype} {shape}: refused")
-        numel = torch.Size(shape).numel()
-        nbytes = numel * torch.empty((), dtype=kind).element_size()
+        nbytes = math.prod(shape) * torch.empty((), dtype=kind).element_size()
         if nbytes > LARGEST:
             raise PeerLost(f"{self.peer} sent a tensor of {nbytes} bytes: refused")
         if nbytes == 0:
             return torch.empty(shape, dtype=kind)
         return torch.frombuffer(self._exactly(nbytes), dtype=kind).view(shape)
 
-    def _exactly(self, nbytes: int) -> bytearray:
+    def _exactly(self, nbytes: int, end: float | None = None) -> bytearray:
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         while view:
             try:
+                if end is not None:
+                    self._socket.settimeout(max(1e-3, end - time.monotonic()))
                 got = self._socket.recv_into(view)
             except OSError as error:
-                raise PeerLost(f"{self.peer} is gone: {error}") from error
+                raise self._fault(error, "said nothing") from error
             if got == 0:
                 raise PeerLost(f"{self.peer} hung up")
             view = view[got:]
         return buffer
 
+    def _fault(self, error: OSError, did: str) -> FaultError:
+        if isinstance(error, TimeoutError):  # late, which is not gone
+            seconds = self._socket.gettimeout() or 0.0
+            return ExchangeTimeout(f"{self.peer} {did} for {seconds:g} s")
+        return PeerLost(f"{self.peer} is gone: {error}")
+
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, also on a thread of mine that still reads."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
@@ -144,35 +171,67 @@ def listen(local: bool) -> socket.socket:
     return listener
 
 
-def accept(listener: socket.socket, *, token: str, generation: int) -> tuple[Channel, int] | None:
-    """The next visitor, if it is one of ours."""
-    connection, address = listener.accept()
-    connection.settimeout(10)  # to say hello
-    channel = Channel(connection, f"visitor {address[0]}")
+def welcome(
+    listener: socket.socket,
+    attend: Callable[[Channel, int], None],
+    *,
+    token: str,
+    generation: int,
+) -> None:
+    """Take in visitors until the listener closes; each is greeted, and attended, in a thread."""
+
+    def visit(connection: socket.socket, host: str) -> None:
+        greeted = greet(connection, host, token=token, generation=generation)
+        if greeted is not None:
+            attend(*greeted)
+
+    with suppress(OSError):  # closed
+        while True:
+            connection, address = listener.accept()
+            host = str(address[0])
+            threading.Thread(target=visit, args=(connection, host), daemon=True).start()
+
+
+def greet(
+    connection: socket.socket, host: str, *, token: str, generation: int
+) -> tuple[Channel, int] | None:
+    """A visitor and its number if it is one of ours; else it is hung up on."""
+    channel = Channel(connection, f"visitor {host}")
     try:
-        message = channel.receive()
-        hello = Hello(**message.facts)
-    except (PeerLost, TypeError):
+        hello = channel.receive_hello(HELLO_SECONDS)
+    except FaultError:
         channel.close()
         return None
-    told = hmac.compare_digest(str(hello.token).encode(), token.encode())
-    if message.kind != "hello" or not told or hello.generation != generation:
+    told = hmac.compare_digest(hello.token.encode(errors="replace"), token.encode())
+    if not told or hello.generation != generation:
         channel.close()
         return None
     connection.settimeout(None)
     channel.peer = f"rank {hello.worker}"
-    return channel, int(hello.worker)
+    return channel, hello.worker
+
+
+def shut(listener: socket.socket) -> None:
+    """Take in nobody any more; close alone would not wake who waits for a visitor."""
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def _bytes_of(tensor: Tensor, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def _parsed(text: bytes, peer: str) -> dict[str, Any]:
+def _parsed(
+    text: bytes, peer: str
+) -> tuple[str, dict[str, Any], list[tuple[str, list[int]]]]:
     try:
         header = json.loads(text)
-        if {"kind", "facts", "tensors"} <= set(header):
-            return dict(header)
-    except (ValueError, TypeError, RecursionError):
+        kind, facts = header["kind"], header["facts"]
+        like = [(dtype, shape) for dtype, shape in header["tensors"]]
+        pairs = all(isinstance(d, str) and isinstance(s, list) for d, s in like)
+        if isinstance(kind, str) and isinstance(facts, dict) and pairs:
+            return kind, facts, like
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise PeerLost(f"{peer} sent a header that cannot be read")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost, ShoalError, UsageError
+from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.pending import Pending, There
 
-CALL = -3  # the round of what is no round
+BEGIN, PULL, CALL = -1, -2, -3  # the rounds of what is no round
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
 
 
@@ -83,7 +84,8 @@ class ServedWire:
         """Send an ask to the server whose turn it is, or a push to those that hold its names."""
         if isinstance(ask, Push):
             return There(self._push(ask.parts))
-        line = self._lines[self._rounds % len(self._lines)]
+        lines = self._open()
+        line = lines[self._rounds % len(lines)]
         spec, tensors = self._describe(ask)
         line.channel.send("ask", {"round": self._rounds, "spec": spec}, tensors)
         self._rounds += 1
@@ -94,33 +96,34 @@ class ServedWire:
     def _push(self, parts: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
         check(self.homes, list(parts))
         model: dict[str, Tensor] = {}
-        groups = self._groups()
-        for index, line in enumerate(self._lines):
+        groups, lines = self._groups(), self._open()
+        for index, line in enumerate(lines):
             mine = {name: t for name, t in parts.items() if self.homes[name] == index}
             counts = {name: len(t) for name, t in mine.items()}
-            names = [name for name, home in self.homes.items() if home == index]
+            names = self._held_by(index)
             facts = {"round": self._rounds, "parts": counts, "groups": groups, "names": names}
             line.channel.send("push", facts, [t for ts in mine.values() for t in ts])
-        for line in self._lines:
+        for line in lines:
             told = line.take(self._rounds)
             model.update(zip(told.facts["names"], told.tensors, strict=True))
         self._rounds += 1
         return model
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
-        """Give the servers the model to start from."""
-        for line in self._lines:
-            facts = {"round": -1, "names": list(parameters)}
-            line.channel.send("begin", facts, list(parameters.values()))
-            line.take(-1)
+        """Give each server its part of the model to start from."""
+        check(self.homes, list(parameters))
+        for index, line in enumerate(self._open()):
+            names = [name for name in parameters if self.homes[name] == index]
+            facts = {"round": BEGIN, "names": names}
+            line.channel.send("begin", facts, [parameters[name] for name in names])
+            line.take(BEGIN)
 
     def pull(self) -> dict[str, Tensor]:
         """The servers' model as it is now."""
         model: dict[str, Tensor] = {}
-        for index, line in enumerate(self._lines):
-            names = [name for name, home in self.homes.items() if home == index]
-            line.channel.send("pull", {"round": -2, "names": names})
-            told = line.take(-2)
+        for index, line in enumerate(self._open()):
+            line.channel.send("pull", {"round": PULL, "names": self._held_by(index)})
+            told = line.take(PULL)
             model.update(zip(told.facts["names"], told.tensors, strict=True))
         return model
 
@@ -129,7 +132,7 @@ class ServedWire:
     ) -> list[Message]:
         """Ask every server something else, each with its own body; their answers in order."""
         told = []
-        for line, (facts, tensors) in zip(self._lines, bodies, strict=True):
+        for line, (facts, tensors) in zip(self._open(), bodies, strict=True):
             line.channel.send(kind, {**facts, "round": CALL}, tensors)
             told.append(line.take(CALL))
         return told
@@ -140,11 +143,20 @@ class ServedWire:
         return len(self._lines)
 
     def leave(self) -> None:
-        """Say goodbye."""
+        """Say goodbye to every server that is still there."""
         lines, self._lines = self._lines, []
         for line in lines:
-            line.channel.send("bye")
+            with suppress(FaultError):
+                line.channel.send("bye")
             line.channel.close()
+
+    def _open(self) -> list[Line]:
+        if not self._lines:
+            raise UsageError("this run is closed, and its servers are left; start another")
+        return self._lines
+
+    def _held_by(self, server: int) -> list[str]:
+        return [name for name, home in self.homes.items() if home == server]
 
 
 def deal(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
@@ -159,12 +171,19 @@ def deal(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
 
 
 def rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Hyper-parameters that are plain numbers, which a scheduler may change."""
-    kinds = (int, float, bool)
+    """Hyper-parameters that are numbers, which a scheduler may change; also lr=tensor(0.1)."""
     return [
-        {k: v for k, v in group.items() if isinstance(v, kinds) and k != "params"}
+        {
+            name: value.item() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if isinstance(value, (int, float)) or _is_number(value)
+        }
         for group in optimizer.param_groups
     ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
 
 
 def fault(peer: str, facts: Mapping[str, Any]) -> Exception:

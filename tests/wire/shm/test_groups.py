@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from shm_worlds import enter
 
 from shoal.testing.processes import free_port, run_workers
+from shoal.wire.shm import register
 
 pytestmark = pytest.mark.gloo
 
@@ -149,3 +151,18 @@ TORCH = "import torch\nimport torch.distributed as dist"
 def test_the_backend_is_known_whatever_is_imported_first(first: str, second: str) -> None:
     script = ALONE.format(first=first, second=second)
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+
+
+def by_file(path: str) -> None:
+    register()
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    group = dist.new_group(backend="shoal")  # beside a default group on gloo
+    x = torch.ones(4)
+    dist.all_reduce(x, group=group)
+    dist.all_reduce(x)
+    assert x.eq(4).all()
+
+
+def test_any_store_will_do_and_any_default_group(tmp_path: Path) -> None:
+    run_workers(2, by_file, str(tmp_path / "store"))

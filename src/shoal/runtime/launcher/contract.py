@@ -19,7 +19,6 @@ GENERATION = "SHOAL_GENERATION"
 STRATEGY = "SHOAL_STRATEGY"
 ERROR_FILE = "SHOAL_ERROR_FILE"
 DIRECTORY = "SHOAL_DIR"
-KEPT = "SHOAL_DIR_KEPT"
 ROLE = "SHOAL_ROLE"
 SERVER = "SHOAL_SERVER"
 SERVERS = "SHOAL_SERVERS"
@@ -30,6 +29,7 @@ RESUME = "SHOAL_RESUME"
 CHECKPOINT = "SHOAL_CHECKPOINT"
 DEFAULT_JOIN_SECONDS = 60.0
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")  # what a server has none of
 
 
 @dataclass(frozen=True)
@@ -93,34 +93,39 @@ def read_seat(environ: Mapping[str, str] | None = None) -> Seat | None:
     else:
         return None
     _check(rank, size, env)
-    local_rank = _whole(env, "LOCAL_RANK", _whole(env, "SLURM_LOCALID", rank))
-    local_size = _whole(env, "LOCAL_WORLD_SIZE", max(local_rank + 1, min(size, _per_node(env))))
-    if not 0 <= local_rank < local_size:
-        raise UsageError(
-            f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_size}: "
-            f"local ranks run from 0 to {local_size - 1}"
-        )
+    workers = _whole(env, "WORLD_SIZE", size)
     return Seat(
-        rank, size, local_rank, local_size,
+        rank, size, *_local(rank, workers, env),
         host=env.get("MASTER_ADDR", "127.0.0.1"),
         port=_whole(env, "MASTER_PORT", 0),
         run_id=env.get(RUN_ID) or env.get("TORCHELASTIC_RUN_ID") or "none",
         generation=_whole(env, GENERATION, _whole(env, "TORCHELASTIC_RESTART_COUNT", 0)),
         token=env.get(TOKEN, ""),
         role=env.get(ROLE, "worker"),
-        workers=_whole(env, "WORLD_SIZE", size),
+        workers=workers,
         servers=_whole(env, SERVERS, 0),
         hosted=env.get(AGENT_STORE) == "True",
     )  # fmt: skip
 
 
+def _local(rank: int, workers: int, env: Mapping[str, str]) -> tuple[int, int]:
+    """My number among this machine's workers, and how many they are; a server is none of them."""
+    per_node = _whole(env, "SLURM_NTASKS_PER_NODE", 1 << 30)
+    if env.get(ROLE) == "server":
+        return 0, _whole(env, "LOCAL_WORLD_SIZE", min(workers, per_node))
+    local_rank = _whole(env, "LOCAL_RANK", _whole(env, "SLURM_LOCALID", rank))
+    local_size = _whole(env, "LOCAL_WORLD_SIZE", max(local_rank + 1, min(workers, per_node)))
+    if not 0 <= local_rank < local_size:
+        raise UsageError(
+            f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_size}: "
+            f"local ranks run from 0 to {local_size - 1}"
+        )
+    return local_rank, local_size
+
+
 def _slurm(env: Mapping[str, str]) -> bool:
     # A batch script itself also has SLURM_PROCID; only MASTER_* says that workers shall meet.
     return "SLURM_PROCID" in env and "SLURM_NTASKS" in env and "MASTER_ADDR" in env
-
-
-def _per_node(env: Mapping[str, str]) -> int:
-    return _whole(env, "SLURM_NTASKS_PER_NODE", 1 << 30)
 
 
 def _check(rank: int, size: int, env: Mapping[str, str]) -> None:

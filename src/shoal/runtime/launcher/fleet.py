@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.runtime.launcher import guard
+from shoal.runtime.launcher import contract, guard
 from shoal.runtime.launcher.options import LaunchOptions
 from shoal.runtime.launcher.output import Screen
 from shoal.runtime.launcher.workers import (
@@ -24,6 +24,7 @@ from shoal.runtime.launcher.workers import (
 )
 
 LOOK_SECONDS = 0.05
+DISMISS_SECONDS = 5.0
 
 
 class Guard:
@@ -51,7 +52,11 @@ class Guard:
         """All is clean: it may go."""
         self.tell("bye")
         with suppress(BrokenPipeError):
-            self._process.communicate(timeout=5)
+            try:
+                self._process.communicate(timeout=DISMISS_SECONDS)
+            except subprocess.TimeoutExpired:  # stopped, or the machine is busy: it has no more use
+                self._process.kill()
+                self._process.communicate()
 
 
 class Fleet:
@@ -80,7 +85,7 @@ class Fleet:
     ) -> None:
         kind, number = who
         if kind == "server":
-            env = {name: value for name, value in env.items() if "RANK" not in name}
+            env = {name: value for name, value in env.items() if name not in contract.RANKS}
         key = f"{kind}-{number}"
         out, err, close = self._screen.streams(key, is_main=kind == "rank" and number == 0)
         try:
@@ -92,7 +97,7 @@ class Fleet:
         mark = f"joined-{number}" if kind == "rank" else f"joined-{key}"
         worker = Worker(
             f"{kind} {number}", key, number if kind == "rank" else -1, process,
-            Path(env["SHOAL_ERROR_FILE"]), place.directory / mark,
+            Path(env[contract.ERROR_FILE]), place.directory / mark,
         )  # fmt: skip
         self.members.append(worker)
         self._screen.follow(process, worker.name, len(self.members) - 1)

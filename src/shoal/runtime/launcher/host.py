@@ -19,8 +19,17 @@ from shoal.runtime.launcher.failure import Failure
 STORE_SECONDS = 30.0
 
 
-def bind(port: int, *, everywhere: bool) -> socket.socket:
-    """A listening socket; port 0 takes any that is free."""
+def bind(
+    port: int, *, everywhere: bool, name: str = "port ", instead: str = "choose another, or 0 for any"
+) -> socket.socket:
+    """A listening socket; port 0 takes any that is free.
+
+    Args:
+        port: where.
+        everywhere: on all interfaces, or on loopback alone.
+        name: what the user calls the port.
+        instead: what to do when it is taken.
+    """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -28,9 +37,7 @@ def bind(port: int, *, everywhere: bool) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"port {port} cannot be used: {error.strerror}; choose another, or 0 for any"
-        ) from error
+        raise UsageError(f"{name}{port} cannot be used: {error.strerror}; {instead}") from error
     return listener
 
 

@@ -10,10 +10,12 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 
 from shoal.errors import UsageError
 
 IFNAME = "GLOO_SOCKET_IFNAME"
+ELSEWHERE = "192.0.2.1"  # reserved for examples: stands for any other machine
 
 
 def addresses(host: str) -> list[str]:
@@ -50,6 +52,29 @@ def is_local(host: str) -> bool:
     return bool(found) and any(is_loopback(a) or can_bind(a) for a in found)
 
 
+def own_address(towards: str) -> str:
+    """The address of this machine by which others can reach it; no packet is sent.
+
+    Its own name often resolves to 127.0.1.1, and so may, here, the name of who is to reach it.
+
+    Args:
+        towards: a host, whose side of this machine is meant.
+    """
+    for host in (towards, ELSEWHERE):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            found = str(probe.getsockname()[0])
+            if not is_loopback(found):
+                return found
+    return _named_address()
+
+
+def _named_address() -> str:
+    """What this machine's own name resolves to."""
+    usable = [a for a in addresses(socket.gethostname()) if can_bind(a)]
+    return usable[0] if usable else "127.0.0.1"
+
+
 def loopback_name() -> str | None:
     """The loopback interface's name, or None when it cannot be told."""
     names = [name for _, name in socket.if_nameindex()]
@@ -71,8 +96,7 @@ def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
                 raise UsageError(f"{IFNAME}={named}: no interface {name!r}; "
                                  f"one of: {', '.join(known)}")  # fmt: skip
         return named
-    usable = [a for a in addresses(socket.gethostname()) if can_bind(a)]
-    return usable[0] if usable else "127.0.0.1"
+    return _named_address()
 
 
 def wrong_interface(master: str, environ: Mapping[str, str] | None = None) -> str | None:

@@ -23,6 +23,7 @@ from shoal.errors import ExchangeTimeout, PeerLost, UsageError
 from shoal.runtime.launcher import contract
 from shoal.runtime.launcher.contract import Seat
 from shoal.runtime.launcher.failure import Failure
+from shoal.runtime.launcher.host import bind
 
 log = logging.getLogger("shoal")
 
@@ -55,7 +56,7 @@ def meet(seat: Seat, seconds: float) -> Meeting:
 
 
 def turn() -> int:
-    """How often this process has met others before."""
+    """Count one more meeting of this process with the others; the first is 0."""
     return next(_turns)
 
 
@@ -79,19 +80,9 @@ def _connect(seat: Seat, seconds: float, join_seconds: float) -> Store:
 
 def _listen(seat: Seat) -> int:
     # torch listens on every interface whatever address it is told; this socket keeps to one.
-    local = seat.size <= seat.local_size
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1" if local else "", seat.port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"MASTER_PORT={seat.port} cannot be used: {error.strerror}; "
-            "choose another port, the same on every worker"
-        ) from error
-    return listener.detach()
+    everywhere = seat.size > seat.local_size
+    instead = "choose another port, the same on every worker"
+    return bind(seat.port, everywhere=everywhere, name="MASTER_PORT=", instead=instead).detach()
 
 
 def _reach(seat: Seat, join_seconds: float) -> None:
@@ -177,7 +168,7 @@ def _names(keys: list[str]) -> str:
 
 
 def _countdown(seconds: float) -> Iterator[float]:
-    """Seconds left, again and again until there are none; says so now and then."""
+    """Seconds left, again and again until there are none; sleeps a little in between."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         yield left

@@ -137,7 +137,6 @@ def _error_file(place: Place, key: str, generation: int) -> Path:
 
 
 def _shared_environment(options: LaunchOptions, place: Place, generation: int) -> dict[str, str]:
-    resumes = options.resume or generation > 0
     env = {
         "WORLD_SIZE": str(options.world_size),
         "LOCAL_WORLD_SIZE": str(options.workers),
@@ -153,18 +152,23 @@ def _shared_environment(options: LaunchOptions, place: Place, generation: int) -
         contract.TOKEN: place.token,
         contract.GENERATION: str(generation),
         contract.DIRECTORY: str(place.directory),
-        contract.KEPT: "1" if place.kept else "0",
         contract.SERVERS: str(options.servers),
         "PYTHONUNBUFFERED": "1",
     }
+    resumed = {contract.RESUME: "1"} if generation > 0 else {}
+    return env | asked(options) | resumed
+
+
+def asked(options: LaunchOptions) -> dict[str, str]:
+    """What the user asked of the script, whoever starts it."""
     ours = {
         contract.STRATEGY: options.strategy,
         contract.BACKEND: options.backend,
-        contract.RESUME: "1" if resumes else None,
+        contract.RESUME: "1" if options.resume else None,
         contract.CHECKPOINT: str(options.checkpoint.absolute()) if options.checkpoint else None,
         contract.TIMEOUT: str(options.timeout_seconds) if options.timeout_seconds else None,
     }
-    return env | {name: value for name, value in ours.items() if value is not None}
+    return {name: value for name, value in ours.items() if value is not None}
 
 
 def defaults(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:
@@ -188,11 +192,12 @@ def spawn(
         stdout=streams[0],
         stderr=streams[1],
         start_new_session=True,
-        preexec_fn=_die_with_parent(),
+        preexec_fn=die_with_parent(),
     )
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child calls first, so that it is killed when this process ends."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()

@@ -55,6 +55,10 @@ def choose(
         collect: puts the gradients of the last backward into an agreement.
     """
     s = strategy
+    if not s.synchrony.waits and s.coordination.via != "server":
+        row = s.coordination.mixing(seat.workers, 0)[seat.worker]
+        neighbours = [j for j, w in enumerate(row) if w and j != seat.worker]
+        return PairsMode(parameters, neighbours, seed=f"pairs/{seat.worker}")
     tail = WIDTH * seat.workers if _rides(s, parameters) else 0
     agreement = Agreement(Flats(parameters, tail=tail), s.scheduling, s.compression)
     if rules.sends_gradients(s):
@@ -63,8 +67,4 @@ def choose(
         return MixingMode(parameters, agreement, s.synchrony.period)
     if s.synchrony.waits:
         return LocalMode(parameters, agreement, s.synchrony.period)
-    if s.coordination.via == "server":
-        return PushMode(parameters, agreement, lambda: collect(agreement))
-    row = s.coordination.mixing(seat.workers, 0)[seat.worker]
-    neighbours = [j for j, w in enumerate(row) if w and j != seat.worker]
-    return PairsMode(parameters, neighbours, seed=f"pairs/{seat.worker}")
+    return PushMode(parameters, agreement, lambda: collect(agreement))

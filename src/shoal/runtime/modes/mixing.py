@@ -51,7 +51,7 @@ class MixingMode:
             for name, p in self.parameters.items():
                 p += self.models.flats.places[name].view - self.before[name]
             self.before = {}
-            self.models.round += 1
+            self.models.end_round()
         yield from ()
 
     def due(self) -> bool:

@@ -201,11 +201,14 @@ def _aside(module: nn.Module) -> Iterator[None]:
     held = [(p, p.grad) for p in module.parameters() if p.grad is not None]
     for parameter, _ in held:
         parameter.grad = None
-    yield
-    for parameter, grad in held:
-        if parameter.grad is not None:
-            grad += parameter.grad
-        parameter.grad = grad
+    try:
+        yield
+        for parameter, grad in held:
+            if parameter.grad is not None:
+                grad += parameter.grad
+    finally:  # of a pass that failed nothing is added
+        for parameter, grad in held:
+            parameter.grad = grad
 
 
 def _shape(passed: Passed) -> Shape:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.wire.shm.registration import register
+from shoal.wire.shm.registration import register, why_not
 
 if TYPE_CHECKING:
     from shoal.wire.shm.group import ShoalGroup, allocate
 
-__all__ = ["ShoalGroup", "allocate", "register"]
+__all__ = ["ShoalGroup", "allocate", "register", "why_not"]
 
 
 def __getattr__(name: str) -> Any:

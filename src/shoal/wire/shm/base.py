@@ -53,6 +53,7 @@ class Base(_TorchGroup):  # type: ignore[misc]
 
     def __init__(self, store: Store, rank: int, size: int, *, place: Place) -> None:
         super().__init__(rank, size)  # the form with a store cannot be subclassed
+        self._shape = rank, size
         self._store, self._pid, self._names = store, os.getpid(), ("", "undefined")
         self._wire, self._post, self._board = place.wire, place.post, place.wire.board
         self._broken: BaseException | None = None
@@ -75,6 +76,14 @@ class Base(_TorchGroup):  # type: ignore[misc]
             raise UsageError(f"group {self.group_name!r} has been destroyed; make a new one")
         self._order += 1
         return self._lane.do(task, outputs, background=opts is None or opts.asyncOp)
+
+    def rank(self) -> int:
+        """Of this process in the group; torch's own way to ask costs microseconds."""
+        return self._shape[0]
+
+    def size(self) -> int:
+        """How many ranks."""
+        return self._shape[1]
 
     def get_group_store(self) -> Store:
         """The store the group was made with."""

@@ -2,7 +2,7 @@
 
 A rank arrives at a meeting by counting its own word up, and waits until no other word is behind.
 Ranks are never more than one meeting apart, so what a rank wrote before one meeting may be read
-after it, until the next but one: titles and slots of data are double and used in turns.
+after it, until the next but one: titles are double, and used in turns.
 
 After the first meeting of a collective everyone has read the title of everyone, so a rank that
 called something else is found before a byte of data moves.

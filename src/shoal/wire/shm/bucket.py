@@ -19,8 +19,9 @@ from shoal.wire.shm import segment as segments
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.segment import Segment
 from shoal.wire.shm.slots import ALIGN
+from shoal.wire.shm.storing import read_all
 
-_BLOCK_NBYTES = 128 << 10  # of each rank: some ranks' blocks together fit a core's own cache
+_BLOCK_NBYTES = 256 << 10  # of each rank: some ranks' blocks together fit a core's own cache
 _SPANS = 64
 
 
@@ -108,7 +109,7 @@ def make_bucket(store: Store, key: str, nbytes: int, *, rank: int, size: int) ->
             segment = segments.map_own(offer)
             store.set(key, json.dumps([offer.path, offer.nbytes]))
             store.set(mapped[0], "1")
-            store.multi_get(mapped)  # until all have it
+            read_all(store, mapped)  # until all have it
         finally:
             offer.withdraw()
     else:

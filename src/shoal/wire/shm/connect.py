@@ -5,7 +5,7 @@
    though it seemed to be on the same system, is treated as a host of its own.
 3. The segment is withdrawn: from now on it lives in the mappings alone.
 
-The layout of a segment: lines, then two slots a rank, then a ring for each ordered pair of ranks.
+The layout of a segment: lines, then three slots a rank, then a ring for each ordered pair of ranks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from shoal.wire.shm.peers import Peer, host_key, myself
 from shoal.wire.shm.post import Post
 from shoal.wire.shm.ring import Ring, ring_nbytes
 from shoal.wire.shm.segment import Segment
-from shoal.wire.shm.slots import ALIGN, Slots
+from shoal.wire.shm.slots import ALIGN, TURNS, Slots
+from shoal.wire.shm.storing import read_all
 
 LIMIT = "SHOAL_SHM_MB"
 """Environment variable: the most megabytes that a group's segment may have."""
 _LIMIT_MB = 256.0
-_SLOT_NBYTES = 1 << 20
+_SLOT_NBYTES = 2 << 20
 _CELL_NBYTES = 64 << 10
 
 
@@ -51,7 +52,7 @@ class Layout(NamedTuple):
     @property
     def rings(self) -> int:
         """Where the rings begin."""
-        return self.slots + 2 * self.size * self.slot_nbytes
+        return self.slots + TURNS * self.size * self.slot_nbytes
 
     @property
     def nbytes(self) -> int:
@@ -126,12 +127,12 @@ def connect(meeting: Meeting) -> Room:
     store, rank, size = meeting.store, meeting.rank, len(meeting.names)
     me = myself()
     store.set(f"peer/{rank}", json.dumps([host_key(), me.pid, me.started]))
-    cards = [json.loads(card) for card in store.multi_get([f"peer/{r}" for r in range(size)])]
+    cards = [json.loads(card) for card in read_all(store, [f"peer/{r}" for r in range(size)])]
     keys = [card[0] for card in cards]
     near = [r for r in range(size) if keys[r] == keys[rank]]
     plan = layout(len(near), limit_nbytes()) if near[0] == rank else None
     segment, plan = _share(store, rank, near, plan)
-    reach = store.multi_get([f"mapped/{r}" for r in range(size)])
+    reach = read_all(store, [f"mapped/{r}" for r in range(size)])
     nodes = _nodes(keys, [answer == b"1" for answer in reach])
     mine = next(node for node in nodes if rank in node)
     if segment is None:
@@ -154,7 +155,7 @@ def _share(
             segment = segments.map_own(offer)
             store.set(f"segment/{rank}", json.dumps([offer.path, offer.nbytes, *plan]))
             store.set(f"mapped/{rank}", "1")
-            store.multi_get([f"mapped/{r}" for r in near])
+            read_all(store, [f"mapped/{r}" for r in near])
         finally:
             offer.withdraw()
         return segment, plan

@@ -161,20 +161,21 @@ class Scattering(Base):
     ) -> Work:
         """From each rank a tensor cut in parts, one for each rank; to each rank likewise."""
         source, target = flatten(input, "all_to_all"), flatten(output, "all_to_all")
-        sources = source.split_with_sizes(self._parts(input, input_split_sizes))
-        targets = target.split_with_sizes(self._parts(output, output_split_sizes))
+        sources = _parts(source, self._rows(input, input_split_sizes))
+        targets = _parts(target, self._rows(output, output_split_sizes))
         name = entitled(f"all_to_all of {source.dtype}")
 
         def task() -> None:
-            self._wire.all_to_all(name, _extents(sources), _extents(targets))
+            self._wire.all_to_all(name, sources, targets)
+            source.data_ptr()  # it has been needed until here
             restore(output, target)
 
         return self._do(task, [output], opts)
 
     all_to_all_single = alltoall_base
 
-    def _parts(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        """Numbers in each part: equal ones, or as many rows as told."""
+    def _rows(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
+        """Rows in each part: equally many, or as many as told."""
         rows = tensor.shape[0] if tensor.dim() else 1
         told = list(splits) or [rows // self.size()] * self.size()
         if sum(told) != rows or len(told) != self.size():
@@ -182,8 +183,7 @@ class Scattering(Base):
                 f"all_to_all_single of {rows} rows in parts {told}",
                 f"one part for each of {self.size()} ranks, together all rows",
             )
-        width = tensor.numel() // rows if rows else 0
-        return [count * width for count in told]
+        return told
 
     def barrier(self, opts: Options = None, timeout: timedelta | None = None) -> Work:
         """Wait for everyone."""
@@ -205,6 +205,16 @@ class Scattering(Base):
                 board.seconds = usual
 
         self._do(task, []).wait()
+
+
+def _parts(flat: Tensor, rows: Sequence[int]) -> list[tuple[int, int]]:
+    """The address and bytes of each part, which has so many rows."""
+    total = sum(rows)
+    width, address, parts = flat.nbytes // total if total else 0, flat.data_ptr(), []
+    for count in rows:
+        parts.append((address, count * width))
+        address += count * width
+    return parts
 
 
 def _extents(flats: Sequence[Tensor]) -> list[tuple[int, int]]:

@@ -71,13 +71,17 @@ class Reducing(Base):
             )
         same(pieces, output, numel=output.numel(), call="reduce_scatter")
         flats = [flatten(piece, "reduce_scatter") for piece in pieces]
-        return self._reduce_scatter(output, flats, opts)
+        addresses = [flat.data_ptr() for flat in flats]
+        return self._reduce_scatter(output, addresses, flats[self.rank()], opts, keep=flats)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
         """Combine everyone's tensors; each rank keeps the part of its own number."""
         same([input], output, numel=output.numel() * self.size(), call="reduce_scatter_tensor")
         whole = flatten(input, "reduce_scatter_tensor")
-        return self._reduce_scatter(output, whole.chunk(self.size()), opts)
+        base, nbytes, numel = whole.data_ptr(), output.nbytes, output.numel()
+        addresses = [base + rank * nbytes for rank in range(self.size())]
+        mine = whole[self.rank() * numel : (self.rank() + 1) * numel]
+        return self._reduce_scatter(output, addresses, mine, opts, keep=whole)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -93,14 +97,14 @@ class Reducing(Base):
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def _reduce_scatter(self, output: Tensor, flats: Sequence[Tensor], opts: Options) -> Work:
+    def _reduce_scatter(
+        self, output: Tensor, sources: Sequence[int], mine: Tensor, opts: Options, *, keep: object
+    ) -> Work:
+        """Combine pieces given by address; ``keep`` is held until they have been read."""
         how, out = _how(opts, output.dtype), flatten(output, "reduce_scatter")
         name = title(f"reduce_scatter ({how.name})", out.dtype, out.numel())
-        if not out.numel():
-            flats = [out] * self.size()
-        sources, mine = [flat.data_ptr() for flat in flats], flats[self.rank()]
 
-        def task() -> None:
+        def task(held: object = keep) -> None:
             self._wire.reduce_scatter(name, sources, mine=mine, out=out, how=how)
             restore(output, out)
 

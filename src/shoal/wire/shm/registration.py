@@ -7,6 +7,7 @@ waits for its import, registers then, and goes.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -26,6 +27,15 @@ def register() -> None:
         _register(module)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def why_not() -> str | None:
+    """Why this machine cannot share memory between ranks; None if it can."""
+    if sys.platform != "linux":
+        return f"the shoal backend needs Linux, this is {sys.platform}"
+    if not hasattr(os, "memfd_create") and not os.access("/dev/shm", os.W_OK):
+        return "there is neither memfd_create nor a /dev/shm to write to"
+    return None
 
 
 def _register(module: Any) -> None:

@@ -1,8 +1,9 @@
 """Where data lies in a group's segment, and how it is copied in and out.
 
-Each rank has two slots, used in turns (see ``board``): a message is cut into rounds of at most one
-slot, and while the others still read what a rank wrote in one round, it may write the next. Copies
-go by address: a tensor that requires grad, or a type torch cannot copy, makes no difference.
+Each rank has three slots, used in turns: a message is cut into rounds of at most one slot, and
+while the others still read what a rank wrote in one round, it may write the next. Two would do
+(see ``board``); with three it may even write ahead of the meeting that ends a round. Copies go by
+address: a tensor that requires grad, or a type torch cannot copy, makes no difference.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from shoal.wire.shm.segment import Segment
 
 _VIEWS = 2048  # kept at most; the same few sizes come again and again
 ALIGN = 64
+TURNS = 3
 
 
 class Slots:
@@ -37,16 +39,16 @@ class Slots:
         self.turn = 0
 
     def next(self) -> None:
-        """Begin another round: with the other slot."""
-        self.turn ^= 1
+        """Begin another round: with the next slot."""
+        self.turn = (self.turn + 1) % TURNS
 
     def offset(self, rank: int) -> int:
         """Where a rank's slot of this round begins in the segment."""
-        return self._start + (2 * rank + self.turn) * self.nbytes
+        return self._start + (TURNS * rank + self.turn) * self.nbytes
 
     def address(self, rank: int) -> int:
         """Where a rank's slot of this round begins in this process."""
-        return self._base + (2 * rank + self.turn) * self.nbytes
+        return self._base + (TURNS * rank + self.turn) * self.nbytes
 
     def put(self, at: int, source: int, nbytes: int) -> None:
         """Copy memory of this process into this rank's slot."""

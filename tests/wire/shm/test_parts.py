@@ -1,0 +1,170 @@
+"""The parts of the backend that need no second process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shoal.errors import BadArgument, UsageError
+from shoal.wire.shm import futex, segment
+from shoal.wire.shm.connect import LIMIT, Layout, layout, limit_nbytes
+from shoal.wire.shm.flat import flatten, restore
+from shoal.wire.shm.peers import Peer, host_key, myself
+from shoal.wire.shm.reduction import reduction
+from shoal.wire.shm.segment import make, map_from, map_own
+from shoal.wire.shm.work import Lane, Work
+
+
+def test_a_word_that_changes_wakes_who_sleeps_on_it() -> None:
+    offer = make(4096)
+    shared = map_own(offer)
+    other = map_from(offer.path, offer.nbytes)
+    offer.withdraw()
+    words, woken = shared.words(), threading.Event()
+
+    def sleeper() -> None:
+        limit = futex.timespec(10)
+        while words[0] == 0:
+            futex.sleep(shared.address, 0, limit)
+        woken.set()
+
+    thread = threading.Thread(target=sleeper)
+    thread.start()
+    other.words()[0] = 1
+    while not woken.is_set():
+        futex.wake(other.address)
+    thread.join()
+    futex.sleep(shared.address, 0, futex.timespec(100))  # it is not 0: returns at once
+
+
+def test_a_segment_is_found_while_offered_and_has_no_name_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for anonymous in (True, False):
+        if not anonymous:
+            monkeypatch.delattr(os, "memfd_create")
+        offer = make(100)
+        assert offer.nbytes >= 100
+        if not anonymous:
+            assert Path(offer.path).stat().st_mode & 0o777 == 0o600
+        map_own(offer).words()[3] = 7
+        assert map_from(offer.path, offer.nbytes).words()[3] == 7
+        offer.withdraw()
+        with pytest.raises(OSError, match=r"."):
+            map_from(offer.path, offer.nbytes)
+
+
+def test_without_room_a_segment_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(UsageError, match="SHOAL_SHM_MB"):
+        make(1 << 60)
+    monkeypatch.setattr(segment, "_SHARED", str(tmp_path / "absent"))
+    make(100).withdraw()
+    assert "is a file of" in caplog.text
+
+
+def test_the_dead_and_the_replaced_do_not_live() -> None:
+    me = myself()
+    assert me.alive
+    assert me.condition == "running"
+    assert not Peer(me.pid, me.started + 1).alive
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    peer = Peer(child, 0)
+    while peer.condition != "dead":
+        time.sleep(0.001)
+    assert not peer.alive  # though not yet reaped
+    os.waitpid(child, 0)
+    assert not peer.alive
+
+
+def test_hosts_are_told_apart_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = host_key()
+    assert here == host_key()
+    monkeypatch.setenv("SHOAL_HOST_KEY", "elsewhere")
+    assert host_key() != here
+
+
+def test_a_layout_fits_its_limit_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = layout(4, 256 << 20)
+    assert roomy.nbytes <= 256 << 20
+    assert layout(4, 3 << 20).nbytes <= 3 << 20
+    assert layout(64, 256 << 20).nbytes <= 256 << 20
+    assert roomy.ring(3, 3) < roomy.nbytes
+    assert Layout(1, 64, 64).slots >= 1024
+    with pytest.raises(BadArgument, match=LIMIT):
+        layout(64, 1 << 20)
+    for wrong in ("0", "-1", "many", "inf"):
+        monkeypatch.setenv(LIMIT, wrong)
+        with pytest.raises(BadArgument, match=LIMIT):
+            limit_nbytes()
+
+
+def test_flat_forms_share_memory_where_they_can() -> None:
+    plain = torch.zeros(3, 4, requires_grad=True)
+    flat = flatten(plain, "x")
+    assert flat.data_ptr() == plain.data_ptr()
+    assert not flat.requires_grad
+    strided = torch.zeros(4, 3).t()
+    copy = flatten(strided, "x")
+    copy += 1
+    restore(strided, copy)
+    assert strided.eq(1).all()
+
+
+def test_a_long_reduction_in_blocks_is_the_same_as_in_one() -> None:
+    how = reduction(dist.ReduceOp.SUM.op if hasattr(dist.ReduceOp.SUM, "op") else
+                    dist.ReduceOp.RedOpType.SUM, torch.float32)  # fmt: skip
+    xs = [torch.randn(100_001) for _ in range(3)]
+    whole, blocks = torch.empty(100_001), torch.empty(100_001)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        how(whole, xs)
+        torch.set_num_threads(2)
+        how(blocks, xs)
+    finally:
+        torch.set_num_threads(threads)
+    assert whole.equal(blocks)
+    assert whole.equal(xs[0] + xs[1] + xs[2])
+
+
+def test_a_lane_keeps_order_and_hands_on_what_tasks_raise() -> None:
+    seen: list[int] = []
+    failures: list[BaseException] = []
+    lane = Lane(lambda background: None, failures.append)
+    gate = threading.Event()
+    first = lane.do(lambda: (gate.wait(10), seen.append(0))[1], [], background=True)
+    second = lane.do(lambda: seen.append(1 // 0), [], background=True)
+    assert not first.is_completed()
+    gate.set()
+    lane.do(lambda: seen.append(2), [], background=False)
+    assert seen == [0, 2]
+    with pytest.raises(ZeroDivisionError):
+        second.wait()
+    assert isinstance(second.exception(), ZeroDivisionError)
+    assert len(failures) == 1
+    lane.stop()
+
+
+def test_a_future_is_settled_once_whoever_comes_first() -> None:
+    x = torch.ones(1)
+    early, late = Work([x]), Work([x])
+    future = early.get_future()
+    early.finish()
+    late.finish()
+    assert future.wait()[0] is x
+    assert late.get_future().wait()[0] is x
+    failed = Work([x])
+    failed.finish(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        failed.get_future().wait()
