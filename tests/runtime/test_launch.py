@@ -196,13 +196,14 @@ def test_servers_are_extra_processes_without_a_rank(start: Start) -> None:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SHOAL_ROLE", "SHOAL_SERVER", "SHOAL_SERVERS")
         print(*[os.environ.get(name) for name in names], flush=True)
         """,
-        "-n", "1", "--output", "all", "--strategy", "parameter_server(1)",
+        "-n", "2", "--output", "all", "--strategy", "parameter_server(1)",
     )  # fmt: skip
     code, out, err = finish(process)
     assert code == 0, err
     assert sorted(out.splitlines()) == [
-        "[rank 0] 0 0 1 worker None 1",
-        "[server 0] None None 1 server 0 1",
+        "[rank 0] 0 0 2 worker None 1",
+        "[rank 1] 1 1 2 worker None 1",
+        "[server 0] None None 2 server 0 1",
     ]
 
 
