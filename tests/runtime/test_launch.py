@@ -190,10 +190,13 @@ def test_restarts_get_a_fresh_generation_and_resume(start: Start, tmp_path: Path
     assert second[:3] == ["1", "1", "1"]
 
 
-def test_servers_are_extra_processes_without_a_rank(start: Start) -> None:
+def test_servers_are_extra_processes_without_a_rank(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORA_RANK", "8")  # the script's own, which is no rank of ours
     process = start(
         """
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SHOAL_ROLE", "SHOAL_SERVER", "SHOAL_SERVERS")
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SHOAL_ROLE", "SHOAL_SERVER", "LORA_RANK")
         print(*[os.environ.get(name) for name in names], flush=True)
         """,
         "-n", "2", "--output", "all", "--strategy", "parameter_server(1)",
@@ -201,9 +204,9 @@ def test_servers_are_extra_processes_without_a_rank(start: Start) -> None:
     code, out, err = finish(process)
     assert code == 0, err
     assert sorted(out.splitlines()) == [
-        "[rank 0] 0 0 2 worker None 1",
-        "[rank 1] 1 1 2 worker None 1",
-        "[server 0] None None 2 server 0 1",
+        "[rank 0] 0 0 2 worker None 8",
+        "[rank 1] 1 1 2 worker None 8",
+        "[server 0] None None 2 server 0 8",
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
-from shoal.runtime.launcher import guard, report
+from shoal.runtime.launcher import fleet, guard, report
 from shoal.runtime.launcher.failure import Failure, leave_for_launcher, read_error_file
 from shoal.runtime.launcher.output import CHUNK_NBYTES, Line
 from shoal.runtime.launcher.report import Death, describe, oom_kills, read_death, signal_name
@@ -149,3 +149,11 @@ def test_the_guard_kills_and_cleans_only_without_a_farewell(tmp_path: Path) -> N
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_a_guard_that_does_not_hear_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "DISMISS_SECONDS", 0.1)
+    watcher = fleet.Guard(None)
+    watcher._process.send_signal(signal.SIGSTOP)
+    watcher.dismiss()
+    assert watcher._process.returncode == -signal.SIGKILL

@@ -12,10 +12,16 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import shoal
+from shoal.errors import LayoutMismatch, PeerLost
+from shoal.flow import Pair
+from shoal.runtime.join import World
+from shoal.runtime.peers import PairWire
+from shoal.runtime.settings import Settings
+from shoal.runtime.team import Team
 from shoal.testing.processes import outcomes, run_workers
 from shoal.testing.school import digits, tiny
+from shoal.timeline.record import NullRecorder
 
-pytestmark = pytest.mark.gloo
 STRATEGY = "gossip(ring), asp"
 
 
@@ -42,6 +48,7 @@ def mixed(steps: tuple[int, ...], closes: bool) -> list[tuple[Tensor, Tensor]]:
     return told
 
 
+@pytest.mark.gloo
 def test_meetings_keep_the_sum_of_all_models() -> None:
     told = run_workers(3, mixed, (9, 2, 5), True)
     start = nn.utils.parameters_to_vector(tiny()[0].parameters()).detach()
@@ -66,6 +73,7 @@ def unequal(_: int) -> int:
     return steps
 
 
+@pytest.mark.gloo
 def test_who_is_done_early_goes_on_answering() -> None:
     assert run_workers(2, unequal, 0) == [1, 20]
 
@@ -82,9 +90,42 @@ def killed(_: int) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.gloo
 def test_a_peer_that_dies_is_named() -> None:
     told = outcomes(2, killed, 0, seconds=60)
     assert told[1].exitcode == -signal.SIGKILL
     assert told[0].error is not None
     assert "PeerLost" in told[0].error
     assert "rank 1" in told[0].error
+
+
+def wire(rank: int, store: torch.distributed.Store, *shapes: tuple[int, ...]) -> PairWire:
+    world = World(rank, 2, rank, 2, torch.device("cpu"), "none", store, seconds=20.0, workers=2)
+    team = Team(world, shoal.parse(STRATEGY), Settings(), NullRecorder(rank))
+    return PairWire({str(i): torch.zeros(s) for i, s in enumerate(shapes)}, team)
+
+
+@pytest.mark.parametrize("shapes", [[(2,)], [(2,), (3,), (4,)], [(3,), (2,)]])
+def test_a_peer_with_another_model_is_told_to_both(shapes: list[tuple[int, ...]]) -> None:
+    store = torch.distributed.HashStore()
+    mine, theirs = wire(0, store, (2,), (3,)), wire(1, store, *shapes)
+    with theirs.lock, pytest.raises(PeerLost, match="rank 0 hung up"):
+        theirs.ask(Pair(0, tuple(torch.ones(s) for s in shapes)))
+    with mine.lock, pytest.raises(LayoutMismatch, match=r"rank 1 came with .* the same model"):
+        mine.ask(Pair(1, (torch.ones(2), torch.ones(3))))
+    assert all(p.abs().sum() == 0 for p in mine._parameters)
+    for one in (mine, theirs):
+        one._left = True
+        one._hang_up()
+
+
+def test_who_leaves_hangs_up_on_those_who_came() -> None:
+    store = torch.distributed.HashStore()
+    mine, theirs = wire(0, store, (2,)), wire(1, store, (2,))
+    with theirs.lock:
+        told = theirs.ask(Pair(0, (torch.ones(2),))).wait()
+    assert torch.equal(told[0], torch.full((2,), 0.5))
+    store.set("pairs/1/done/1", "1")
+    mine.leave()
+    assert all(channel._socket.fileno() == -1 for channel in mine._visitors)
+    theirs.leave()

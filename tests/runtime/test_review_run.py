@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import shoal
 from shoal.axes.scheduling import priority
-from shoal.errors import UsageError
+from shoal.errors import NonFinite, UsageError
 from shoal.flow import Mean
 from shoal.models import gpt
 from shoal.runtime.agreement import Agreement, typical
@@ -23,6 +23,7 @@ from shoal.runtime.distribute import _told
 from shoal.runtime.flats import Flats
 from shoal.runtime.modes import Seat, choose, mixing
 from shoal.runtime.partitioned.pipe import _aside
+from shoal.runtime.source import Cut
 from shoal.runtime.train import progress
 from shoal.runtime.watch import Watched
 from shoal.testing.processes import run_workers
@@ -209,7 +210,7 @@ def test_a_span_is_noted_once_whoever_comes_first() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(recorder.spans()) == 1
+    assert len(recorder.timeline().spans) == 1
 
 
 def test_gradients_come_back_when_a_pass_fails() -> None:
@@ -222,6 +223,51 @@ def test_gradients_come_back_when_a_pass_fails() -> None:
     with _aside(layer):
         layer.weight.grad = torch.ones(1, 2)
     assert layer.weight.grad.tolist() == [[2, 2]]
+
+
+class Root(nn.Module):
+    """Its loss is 0 and its gradient infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.w.sqrt() * x).sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({}, "stepped"),  # the loss alone is checked
+        ({"clip": 1.0}, "stopped"),
+        ({"nonfinite": "skip"}, "skipped"),
+        ({"nonfinite": "skip", "clip": 1.0}, "skipped"),
+    ],
+)
+def test_where_gradients_are_checked_is_as_the_settings_say(
+    options: dict[str, Any], end: str
+) -> None:
+    model = Root()
+    run = shoal.distribute(model, SGD(model.parameters(), lr=0.1), **options)
+    try:
+        found = "skipped" if run.step((torch.ones(1),)).skipped else "stepped"
+    except NonFinite as error:
+        assert "the gradient" in str(error)
+        found = "stopped"
+    assert found == end
+    assert bool(torch.isfinite(model.w).all()) == (end != "stepped")
+
+
+def test_a_norm_that_is_known_is_not_gathered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(
+        "shoal.runtime.partitioned.clip", lambda placed, limit, *, norm=None: told.append(norm)
+    )
+    source = Cut.__new__(Cut)
+    source.placed = None  # type: ignore[assignment]
+    source.clip(1.0, 3.5)
+    assert told == [3.5]
 
 
 def test_settings_that_are_objects_read_alike_on_every_rank() -> None:

@@ -45,7 +45,10 @@ def accounted(strategy: str, steps: tuple[int, ...], closes: bool) -> tuple[Tens
     return told
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server, asp", "parameter_server(2), ssp(9)"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["parameter_server, asp", "parameter_server(2), ssp(9)", "parameter_server(4), asp"],
+)
 def test_every_push_is_applied_exactly_once(strategy: str) -> None:
     servers = shoal.parse(strategy).coordination.servers
     steps = (7, 3, 5)

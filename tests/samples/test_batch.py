@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
+from shoal.errors import BadArgument, UsageError
 from shoal.samples import count, move, split
 from shoal.samples.batch import cut
 from shoal.samples.order import Span
-from shoal.errors import BadArgument, UsageError
 
 
 class Pair(NamedTuple):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from shoal.samples import Options, Share, make
 from shoal.errors import BadArgument, CheckpointMismatch, UnknownName, UsageError
+from shoal.samples import Options, Share, make
 
 
 class Faulty(Dataset[int]):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shoal.samples import Share, make
 from shoal.errors import UsageError
+from shoal.samples import Share, make
 
 pytestmark = pytest.mark.gloo
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.samples.order import Share, Span, batch_count, batches, mix, order, part
 from shoal.errors import BadArgument
+from shoal.samples.order import Share, Span, batch_count, batches, mix, order, part
 
 lengths = st.integers(1, 60)
 sizes = st.integers(1, 20)

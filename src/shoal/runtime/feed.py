@@ -54,6 +54,23 @@ class Feed:
             self.closing()
             start = time.perf_counter()
 
+    def by_epoch(self) -> Iterator[tuple[int, Iterator[Any]]]:
+        """Epoch after epoch, each with its batches: what comes between them survives a restart.
+
+        ``for epoch, batches in feed.by_epoch(): ...`` A resumed run goes on inside the epoch where
+        it stood, and does not repeat what followed the ones before.
+        """
+        self.loader.turn_page()
+        while self.loader.epoch < self.loader.options.epochs:
+            yield self.loader.epoch, self._to_the_end_of_the_epoch()
+
+    def _to_the_end_of_the_epoch(self) -> Iterator[Any]:
+        for batch in self:
+            yield batch
+            if self.loader.turn_page():
+                self.closing()
+                return
+
     @property
     def epoch(self) -> int:
         """The epoch of the last batch."""

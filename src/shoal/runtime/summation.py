@@ -32,7 +32,7 @@ def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
             described = [describe(one) for one in asks]
             return ["all", [spec for spec, _ in described]], [t for _, ts in described for t in ts]
         case _:
-            raise UsageError(f"a server does not answer {type(ask).__name__}: Mean, Gather and All only")
+            raise UsageError(f"a server answers Mean, Gather and All, not {type(ask).__name__}")
 
 
 def answer(spec: Spec, said: Sequence[list[Tensor]], add: Add) -> list[Tensor]:

@@ -116,6 +116,21 @@ class Loader:
                 self.epoch, self._position = self.epoch + 1, 0
         self._ended = True
 
+    def turn_page(self) -> bool:
+        """At the end of an epoch, go to the start of the next; whether we were there."""
+        left = self._source.length - self._position
+        if self._source.length == UNKNOWN:
+            raise UsageError(
+                "a stream of unknown length does not say where an epoch ends: loop over the loader"
+                " itself, or give the dataset a __len__"
+            )
+        least = self.batch_size if self.options.drop_last else 1
+        if left >= least:
+            return False
+        self._place(self.epoch + 1, 0)
+        self._ended = self.epoch >= self.options.epochs
+        return True
+
     def state_dict(self) -> dict[str, int]:
         """The cursor, in global samples. The batch yielded last counts as consumed."""
         return {

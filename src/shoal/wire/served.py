@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost, ShoalError, UsageError
+from shoal.errors import (
+    ExchangeTimeout,
+    FaultError,
+    LayoutMismatch,
+    PeerLost,
+    ShoalError,
+    UsageError,
+)
 from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.pending import Pending, There

@@ -20,7 +20,11 @@ STORE_SECONDS = 30.0
 
 
 def bind(
-    port: int, *, everywhere: bool, name: str = "port ", instead: str = "choose another, or 0 for any"
+    port: int,
+    *,
+    everywhere: bool,
+    name: str = "port ",
+    instead: str = "choose another, or 0 for any",
 ) -> socket.socket:
     """A listening socket; port 0 takes any that is free.
 
