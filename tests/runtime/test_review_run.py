@@ -216,9 +216,8 @@ def test_a_span_is_noted_once_whoever_comes_first() -> None:
 def test_gradients_come_back_when_a_pass_fails() -> None:
     layer = nn.Linear(2, 1)
     layer.weight.grad = torch.ones(1, 2)
-    with pytest.raises(RuntimeError, match="broken"), _aside(layer):
-        layer.weight.grad = torch.ones(1, 2)
-        raise RuntimeError("broken")
+    with pytest.raises(RuntimeError, match="shape"), _aside(layer):
+        layer(torch.ones(3, 5))
     assert layer.weight.grad.tolist() == [[1, 1]]
     with _aside(layer):
         layer.weight.grad = torch.ones(1, 2)
@@ -253,8 +252,7 @@ def test_where_gradients_are_checked_is_as_the_settings_say(
     try:
         found = "skipped" if run.step((torch.ones(1),)).skipped else "stepped"
     except NonFinite as error:
-        assert "the gradient" in str(error)
-        found = "stopped"
+        found = "stopped" if "the gradient" in str(error) else str(error)
     assert found == end
     assert bool(torch.isfinite(model.w).all()) == (end != "stepped")
 

@@ -84,8 +84,7 @@ def distribute(
         source = Whole(module) if mesh is None else _cut(module, used, team)
         replicas[name] = Replica(source, used, team=team, wire=wire(source, used, team))
     run = Run(replicas, loss=loss, team=team)
-    told = os.environ.get(contract.STRATEGY) or AUTO
-    _announce(run, auto=strategy is None and told == AUTO)
+    _announce(run, auto=(strategy or os.environ.get(contract.STRATEGY) or AUTO) == AUTO)
     saving.resume(run)
     return run
 

@@ -73,6 +73,11 @@ class Flats:
         (buffer,) = self.buffers.values()
         return buffer[buffer.numel() - self._tail :]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(b.numel() * b.element_size() for b in self.buffers.values())
+
     def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bound, ...]:
         """Plan the tasks of each type apart, then order them as backward makes them ready.
 

@@ -46,7 +46,8 @@ class Run:
         self.side: Any = None  # a process group beside the gradients', see shares
         self.saved = saving.Saved()
         together = rules.sends_gradients(team.strategy)
-        self.tally = Tally(weighted=weighted(team.strategy), together=together)
+        shards = team.strategy.partition.shard
+        self.tally = Tally(weighted=weighted(team.strategy), together=together, shards=shards)
         self.updater = Updater(team, self.tally)
         self._closed = False
 

@@ -29,11 +29,13 @@ OPS = {
 
 def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
     """Samples in my batch, and in everybody's: known, or asked for while forward computes."""
-    for feed in run.feeds:
-        if feed.loader.last is batch:
-            return feed.loader.mine, partial(int, feed.loader.total)
-    mine = count(batch)
-    if run.team.share.count == 1 or not run.tally.together:
+    feed = next((feed for feed in run.feeds if feed.loader.last is batch), None)
+    mine = count(batch) if feed is None else feed.loader.mine
+    if not run.tally.together:
+        return mine, _of_replica(run, mine)
+    if feed is not None:
+        return mine, partial(int, feed.loader.total)
+    if run.team.share.count == 1:
         return mine, partial(int, mine)
     if run.updater.total:  # as last time, and put right afterwards where that was wrong
         run.tally.guess = run.updater.total
@@ -42,6 +44,15 @@ def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
     told = torch.tensor(float(mine), dtype=torch.float64)
     work = dist.all_reduce(told, group=_side(run), async_op=True)
     return mine, partial(_counted, run, told, work, copies)
+
+
+def _of_replica(run: Run, mine: int) -> Callable[[], int]:
+    """Samples of my replica, which decides alone what its step is."""
+    if run.team.mesh is None or run.tally.shards == 1:
+        return partial(int, mine)
+    told = torch.tensor(float(mine), dtype=torch.float64)
+    work = dist.all_reduce(told, group=run.team.mesh["dp_shard"].get_group(), async_op=True)
+    return partial(_counted, run, told, work, 1)
 
 
 def pieces(run: Run, batch: Any, mine: int, parts: int) -> list[tuple[Any, int]]:
@@ -54,7 +65,8 @@ def pieces(run: Run, batch: Any, mine: int, parts: int) -> list[tuple[Any, int]]
     if not share.stands_in:
         cut = [batch] if parts == 1 or not mine else split(batch, parts, rows=mine)
         return [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut if mine]
-    most = -(-run.tally.total() // share.count)  # samples of whoever has most
+    sharing = share.count if run.tally.together else run.tally.shards
+    most = -(-run.tally.total() // sharing)  # samples of whoever has most
     cut = split(batch, parts, rows=mine) if mine else []
     made = [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut]
     idle = split(batch, max(mine, 1), rows=max(mine, 1))[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shoal.errors import UsageError
 from shoal.runtime.control import Word
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ class Tally:
     Args:
         weighted: gradients are summed over workers, not averaged, so weights sum to one.
         together: all workers' samples make one batch; else each weighs its own.
+        shards: ranks of one replica that see samples of their own.
     """
 
-    def __init__(self, *, weighted: bool, together: bool) -> None:
+    def __init__(self, *, weighted: bool, together: bool, shards: int = 1) -> None:
         self.weighted = weighted
         self.together = together
+        self.shards = shards
         self.noted = 0  # batches opened and losses noted, ever
         self._passing = False
         self.clear()
@@ -50,6 +53,11 @@ class Tally:
 
     def open(self, mine: int, total: Callable[[], int]) -> None:
         """A step over a batch of ``mine`` samples here and ``total()`` everywhere."""
+        if self._passing:
+            raise UsageError(
+                "run.micro (or run.step) inside a loop over run.micro: its samples would be weighed "
+                "twice; cut the batch once, with run.micro(batch, parts=...)"
+            )
         self.mine, self.total, self.known = mine, total, True
         self.noted += 1
 
@@ -62,8 +70,8 @@ class Tally:
         """Factor of a micro-batch's mean loss, so that agreed gradients are the exact mean."""
         if not self.known:  # a loop of one's own: every worker weighs the same
             return 1 / workers if self.weighted else 1.0
-        if not self.together:
-            return samples / max(self.mine, 1)
+        if not self.together:  # a replica's own batch; torch takes the mean over its shards
+            return samples / max(self.total(), 1) * self.shards
         return samples / self.total() * (1 if self.weighted else workers)
 
     def word(self, *more: tuple[Tensor, int]) -> Word:

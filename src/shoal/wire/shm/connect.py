@@ -25,7 +25,7 @@ from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import LINE_NBYTES, Lines
 from shoal.wire.shm.peers import Peer, host_key, myself
 from shoal.wire.shm.post import Post
-from shoal.wire.shm.ring import Ring, ring_nbytes
+from shoal.wire.shm.ring import CELLS, Ring, ring_nbytes
 from shoal.wire.shm.segment import Segment
 from shoal.wire.shm.slots import ALIGN, TURNS, Slots
 from shoal.wire.shm.storing import read_all
@@ -34,7 +34,8 @@ LIMIT = "SHOAL_SHM_MB"
 """Environment variable: the most megabytes that a group's segment may have."""
 _LIMIT_MB = 256.0
 _SLOT_NBYTES = 2 << 20
-_CELL_NBYTES = 64 << 10
+_CELL_NBYTES = 256 << 10
+_RINGS_NBYTES = 32 << 20
 
 
 class Layout(NamedTuple):
@@ -66,7 +67,8 @@ class Layout(NamedTuple):
 
 def layout(size: int, limit_nbytes: int) -> Layout:
     """The largest slots and cells, up to the usual, that fit the limit."""
-    slot, cell = _SLOT_NBYTES, _CELL_NBYTES
+    rings = _RINGS_NBYTES // (CELLS * size**2) // ALIGN * ALIGN  # there are many, mostly unused
+    slot, cell = _SLOT_NBYTES, max(min(_CELL_NBYTES, rings), ALIGN)
     while (found := Layout(size, slot, cell)).nbytes > limit_nbytes:
         slot, cell = slot // 2, max(cell // 2, ALIGN)
         if slot < 32 * ALIGN * size:

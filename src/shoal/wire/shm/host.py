@@ -176,16 +176,21 @@ class Host:
         self, title: bytes, sources: Sequence[int] | None, *, nbytes: int, target: int, root: int
     ) -> None:
         """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
-        most = self._share()
+        most = self._share(0)
         for start, count in self._rounds(nbytes, most):
             for rank, source in enumerate(sources or ()):
-                self.slots.put(rank * most, source + start, count)
+                if rank != root:
+                    self.slots.put(_place(root, rank) * most, source + start, count)
             self._meet(start, title)
-            self.slots.get(root, self.rank * most, target=target + start, nbytes=count)
+            if self.rank != root:
+                at = _place(root, self.rank) * most
+                self.slots.get(root, at, target=target + start, nbytes=count)
+        if sources:
+            memmove(target, sources[root], nbytes)
 
-    def _share(self) -> int:
-        """Bytes of a slot that go to one rank, when each gets its own."""
-        return self.slots.nbytes // self.size // ALIGN * ALIGN
+    def _share(self, head: int) -> int:
+        """Bytes of a slot, behind its head, for one rank, when each other rank gets its own."""
+        return (self.slots.nbytes - head) // max(self.size - 1, 1) // ALIGN * ALIGN
 
     def reduce_scatter(
         self, title: bytes, sources: Sequence[int], *, mine: Tensor, out: Tensor, how: Reduction
@@ -199,16 +204,17 @@ class Host:
             out: where the result goes; may be ``mine``.
             how: to combine.
         """
-        width, share = out.element_size(), self._share()
-        own = self.size == 2
+        width, own = out.element_size(), self.size == 2
+        share = self.slots.nbytes // (1 if own else self.size) // ALIGN * ALIGN
+        at = 0 if own else share
         for start, count in self._rounds(out.numel(), share // width):
             for rank, source in enumerate(sources):
                 if not own or rank != self.rank:
-                    self.slots.put(rank * share, source + start * width, count * width)
+                    self.slots.put(rank * at, source + start * width, count * width)
             self._meet(start, title)
             if count:
                 target, piece = out[start : start + count], mine[start : start + count]
-                how(target, self._sources(piece, self.rank * share, own=own))
+                how(target, self._sources(piece, self.rank * at, own=own))
 
     def all_to_all(
         self, title: bytes, sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]
@@ -224,7 +230,7 @@ class Host:
             LayoutMismatch: a rank sends more or less than another expects; on all ranks.
         """
         head = -(-16 * self.size // ALIGN) * ALIGN
-        share = (self.slots.nbytes - head) // self.size // ALIGN * ALIGN
+        share = self._share(head)
         sizes = [n for _, n in sources] + [n for _, n in targets]
         table = b"".join(n.to_bytes(8, "little") for n in sizes)
         start, longest = 0, 1
@@ -238,21 +244,22 @@ class Host:
                 longest = self._agree_parts()
             self._take_parts(targets, start, head=head, share=share)
             start += share
+        memmove(targets[self.rank][0], *sources[self.rank])
 
     def _send_parts(
         self, sources: Sequence[tuple[int, int]], start: int, *, head: int, share: int
     ) -> None:
         for rank, (source, nbytes) in enumerate(sources):
-            if nbytes > start:
-                self.slots.put(head + rank * share, source + start, min(share, nbytes - start))
+            if nbytes > start and rank != self.rank:
+                at = head + _place(self.rank, rank) * share
+                self.slots.put(at, source + start, min(share, nbytes - start))
 
     def _take_parts(
         self, targets: Sequence[tuple[int, int]], start: int, *, head: int, share: int
     ) -> None:
-        at = head + self.rank * share
         for rank, (target, nbytes) in enumerate(targets):
-            if nbytes > start:
-                count = min(share, nbytes - start)
+            if nbytes > start and rank != self.rank:
+                at, count = head + _place(rank, self.rank) * share, min(share, nbytes - start)
                 self.slots.get(rank, at, target=target + start, nbytes=count)
 
     def _agree_parts(self) -> int:
@@ -268,3 +275,8 @@ class Host:
                         f"{names[taker]}, which expects {expected}; the splits must agree"
                     )
         return max(max(table) for table in tables)
+
+
+def _place(giver: int, taker: int) -> int:
+    """Which part of the giver's slot is the taker's, when none is for the giver itself."""
+    return taker - (taker > giver)
