@@ -13,7 +13,7 @@ from shoal.testing.school import digits, tiny
 def test_micro_inside_micro_is_refused() -> None:
     model, optimizer = tiny()
     run = shoal.distribute(model, optimizer, loss=torch.nn.functional.cross_entropy)
+    outer = run.micro(digits(8)[0], parts=2)
+    micro = next(outer)
     with pytest.raises(UsageError, match="weighed twice"):
-        for micro in run.micro(digits(8)[0], parts=2):
-            for inner in run.micro(micro, parts=2):
-                run.backward(run.forward(inner))
+        next(run.micro(micro, parts=2))

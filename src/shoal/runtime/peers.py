@@ -86,9 +86,7 @@ class PairWire:
 
     def _serve(self) -> None:
         world = self._team.world
-        welcome(
-            self._listener, self._attend, token=world.token, generation=world.generation
-        )
+        welcome(self._listener, self._attend, token=world.token, generation=world.generation)
 
     def _attend(self, channel: Channel, worker: int) -> None:
         self._visitors.append(channel)

@@ -55,8 +55,8 @@ class Tally:
         """A step over a batch of ``mine`` samples here and ``total()`` everywhere."""
         if self._passing:
             raise UsageError(
-                "run.micro (or run.step) inside a loop over run.micro: its samples would be weighed "
-                "twice; cut the batch once, with run.micro(batch, parts=...)"
+                "run.micro (or run.step) inside a loop over run.micro: its samples would be"
+                " weighed twice; cut the batch once, with run.micro(batch, parts=...)"
             )
         self.mine, self.total, self.known = mine, total, True
         self.noted += 1

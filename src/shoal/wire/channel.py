@@ -222,9 +222,7 @@ def _bytes_of(tensor: Tensor, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def _parsed(
-    text: bytes, peer: str
-) -> tuple[str, dict[str, Any], list[tuple[str, list[int]]]]:
+def _parsed(text: bytes, peer: str) -> tuple[str, dict[str, Any], list[tuple[str, list[int]]]]:
     try:
         header = json.loads(text)
         kind, facts = header["kind"], header["facts"]
