@@ -136,9 +136,14 @@ def _cut_replicas_use_collectives(s: Strategy) -> Iterator[Conflict]:
 
 
 def _alone_there_is_nothing_to_agree(s: Strategy) -> Iterator[Conflict]:
-    plain = s.coordination.via == "collective" and s.synchrony.period == 1
-    null = plain and Trait.LOSSLESS in s.compression.traits
-    if s.partition.data == 1 and not (null and s.synchrony.waits and s.collectives.rounds is None):
+    if s.partition.data == 1:
+        yield from _no_peer(s)
+
+
+def _no_peer(s: Strategy) -> Iterator[Conflict]:
+    """Answers that would have no effect, or only do damage, where there is one replica."""
+    plain = sends_gradients(s) and s.coordination.via == "collective"
+    if not (plain and Trait.LOSSLESS in s.compression.traits and s.collectives.rounds is None):
         yield Conflict(
             f"{s.partition} x {s.coordination}, {s.synchrony}, {s.compression}, {s.collectives}",
             "one replica has no peer to agree with",
@@ -159,9 +164,21 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _with_closure(facts: Facts) -> Iterator[Conflict]:
+    if facts.closure and facts.clips:
+        why = "the optimizer steps on each gradient before anybody could clip it"
+        yield Conflict("closure x clip", why, "no clip, or update without a closure")
+    if facts.closure and facts.skips:
+        why = "the optimizer has moved the model before the step could be left out"
+        instead = "nonfinite='stop', or update without a closure"
+        yield Conflict("closure x nonfinite='skip'", why, instead)
+
+
 def bound_conflicts(s: Strategy, facts: Facts) -> list[Conflict]:
     """Conflicts that only show with workers, model and optimizer at hand."""
-    found = []
+    found = [*_with_closure(facts)]
+    if s.partition.cuts and s.partition.data is None and facts.ranks == s.partition.ranks:
+        found += _no_peer(s)
     if s.scheduling.early and facts.clips:
         why = "the next forward starts before all gradients are known, and the norm needs them all"
         found.append(Conflict(f"{s.scheduling} x clip", why, "wfbp, or no clipping"))

@@ -43,13 +43,13 @@ def test_whether_an_optimizer_asks_is_read_from_its_step() -> None:
 )
 def test_what_has_no_effect_inside_a_closure_is_refused(facts: Facts, between: str) -> None:
     with pytest.raises(ConflictError, match=between):
-        closures.bind(shoal.parse("wfbp"), facts)
-    closures.bind(shoal.parse("wfbp"), facts._replace(closure=False))
+        shoal.parse("wfbp").bind(facts)
+    shoal.parse("wfbp").bind(facts._replace(closure=False))
 
 
 def test_all_conflicts_are_told_at_once() -> None:
     with pytest.raises(ConflictError) as caught:
-        closures.bind(shoal.parse("local(2)"), Facts(2, closure=True, clips=True, skips=True))
+        shoal.parse("local(2)").bind(Facts(2, closure=True, clips=True, skips=True))
     assert len(caught.value.conflicts) == 3
 
 

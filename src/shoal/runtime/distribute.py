@@ -63,7 +63,7 @@ def distribute(
     if capture.wanted():
         return capture.stand_in(models, loss=loss, strategy=chosen, settings=settings)
     world = join(backend=settings.backend, seconds=settings.timeout)
-    closures.bind(chosen, _facts(world, models, settings))
+    chosen.bind(_facts(world, models, settings))
     if world.role == "server":
         serve(world, chosen, models)
         leave(world)

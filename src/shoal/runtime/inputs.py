@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from shoal.errors import BadArgument, UsageError
 
@@ -46,6 +47,11 @@ def _check_pair(module: Any, used: Any) -> None:
         raise UsageError("distribute(model, optimizer): the optimizer is missing")
     if not isinstance(used, torch.optim.Optimizer):
         raise UsageError(f"distribute takes a torch.optim.Optimizer, not {_kind(used)}")
+    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+        raise UsageError(
+            f"{_kind(module)} has lazy parameters without a shape yet: run one batch through it "
+            "before distribute, so that every worker knows what there is to agree on"
+        )
     own = {id(p) for p in module.parameters()}
     if not any(p.requires_grad for p in module.parameters()):
         has = "no trainable parameters: unfreeze some" if own else "no parameters: give it some"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal import rules
 from shoal.errors import UsageError
-from shoal.flow import Rows, drive
+from shoal.flow import Ask, Rows, drive
 from shoal.runtime.control import Absent, Asked, Table, Word, absent, tell
 from shoal.runtime.early import EarlyUpdates
 from shoal.runtime.engine import Engine
@@ -226,17 +226,27 @@ class Replica:
         if self.mode.gradients is not None:
             self.mode.gradients.revert()
 
-    def update(self, apply: Callable[[], Any]) -> None:
-        """End the step: update, and agree on parameters where that is due."""
+    def update(self, apply: Callable[[], Any]) -> float:
+        """End the step: update, and agree where that is due; seconds spent waiting for others."""
+        start = time.perf_counter()
         for suspended in self._opened:
             suspended.finish()
+        waits = [time.perf_counter() - start if self._opened else 0.0]
         self._opened, self._begun = [], False
+
+        def answer(ask: Ask) -> Any:
+            asked = time.perf_counter()
+            told = self.wire.ask(ask).wait()
+            waits.append(time.perf_counter() - asked)
+            return told
+
         if self.early is None:
             with still(self):
-                drive(self.mode.closing(apply), lambda ask: self.wire.ask(ask).wait())
+                drive(self.mode.closing(apply), answer)
             self.clear()
         else:
             self.early.learn()
+        return sum(waits)
 
     def clear(self) -> None:
         """Forget gradients; the next backward writes new ones into the same places."""

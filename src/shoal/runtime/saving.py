@@ -165,8 +165,24 @@ def save_if_due(run: Run) -> None:
     if settings.checkpoint is None or run.steps % settings.every:
         return
     run.saved.due = True
+    _warn_of_strangers(run)
     if not any(feed.busy for feed in run.feeds):
         save_now(run)
+
+
+def _warn_of_strangers(run: Run) -> None:
+    """Later checkpoints of another run would be what a resume takes up."""
+    if run.saved.at is not None or run.saved.loaded is not None or not run.is_main:
+        return
+    from shoal import checkpoint
+
+    found = checkpoint.newest(run.team.settings.checkpoint or ".")
+    if found is not None and int(found.name.rpartition("-")[2]) > run.steps:
+        log.warning(
+            "%s is of another run and later than this one's: --resume would take it up; "
+            "give each run a directory of its own",
+            found,
+        )
 
 
 def save_now(run: Run) -> None:

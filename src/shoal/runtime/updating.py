@@ -44,6 +44,7 @@ class Updater:
 
     def update(self, replica: Replica, number: int) -> Step:
         """Agree on gradients and loss, then update or skip."""
+        closures.refuse_without(replica.optimizer)
         first = self._refuse_if_nothing_new(replica)
         self.look_back()
         word = self.tally.word()
@@ -63,9 +64,11 @@ class Updater:
             replica.source.clip(self.team.settings.clip, norm)
         if skip:
             replica.forgo()
-        replica.update(_nothing if skip else replica.optimizer.step)
-        seconds = time.perf_counter() - start
+        waited = replica.update(_nothing if skip else replica.optimizer.step)
+        seconds = time.perf_counter() - start - waited
         self.team.recorder.add("compute", "update", start, seconds, 0, number)
+        if waited:
+            self.team.recorder.add("wait", "agree", start + seconds, waited, 0, number)
         self.tally.clear()
         return Step(number, ask, skipped=skip, norm=norm)
 

@@ -47,6 +47,9 @@ class PushMode:
         with torch.no_grad():
             for name, value in model.items():
                 self.parameters[name].copy_(value)
+        for p in self.parameters.values():
+            p.grad = None
+        apply()  # on nothing: my optimizer only has to be seen stepping, by its schedulers
 
     def due(self) -> bool:
         """Never of all workers at once."""
