@@ -98,7 +98,7 @@ def test_row_that_shows_with_the_facts(text: str, facts: Facts, why: str, instea
 def test_all_conflicts_with_the_facts_are_told_at_once() -> None:
     with pytest.raises(ConflictError) as caught:
         parse("priority, topk(0.1)").bind(Facts(2, clips=True, skips=True, closure=True))
-    assert len(caught.value.conflicts) == 4
+    assert len(caught.value.conflicts) == 6
 
 
 def test_every_rule_is_needed_by_some_product() -> None:

@@ -54,7 +54,6 @@ class Board:
         self._others = [(start >> 2, lines.address + start, r) for r, start in starts]
         # With fewer cores than ranks, who spins keeps the one it waits for from running.
         self.eager_spins = _SPINS if lines.size <= len(os.sched_getaffinity(0)) else 0
-        self.eager_spins = int(os.environ.get("XSPIN", self.eager_spins))
         self.spins = self.eager_spins
 
     def begin(self, title: bytes) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.wire.shm.base import Base
+from shoal.wire.shm.surface import Base
 from shoal.wire.shm.bucket import make_bucket
 from shoal.wire.shm.connect import Meeting
 from shoal.wire.shm.flat import flatten, restore
