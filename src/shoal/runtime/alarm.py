@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shoal.errors import ExchangeTimeout, PeerLost, ShoalError
+from shoal.errors import CheckpointError, ExchangeTimeout, PeerLost, ShoalError
 from shoal.runtime.launcher.contract import ERROR_FILE
 from shoal.runtime.launcher.failure import Failure, leave_for_launcher
 
@@ -151,12 +151,13 @@ def explain(world: World, error: Exception) -> Exception:
     ``raise explain(world, error) from error``. An error that is not about a peer comes back as
     it is. Waits about a second at most.
     """
-    text = str(error).lower()
+    met = error.__cause__ if isinstance(error, CheckpointError) else error  # a save meets others
+    text = str(met).lower()
     late = any(word in text for word in LATE)
-    about_peers = isinstance(error, (dist.DistError, RuntimeError)) and (
+    about_peers = isinstance(met, (dist.DistError, RuntimeError)) and (
         late or any(word in text for word in LOST)
     )
-    if world.alarm is None or isinstance(error, ShoalError) or not about_peers:
+    if world.alarm is None or isinstance(met, ShoalError) or not about_peers:
         return error
     try:
         found = world.alarm.ask()

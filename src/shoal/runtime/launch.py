@@ -172,7 +172,7 @@ class _Launch:
             try:
                 fleet.start(self.command, self.options, self.place, generation)
                 if self.host is not None and generation == 0:
-                    self.host.start()
+                    self.host.start(self.place.run_id)
                 code = self._watch(fleet, generation)
             finally:
                 fleet.stop(signal.SIGTERM, STOP_SECONDS, lambda: False)

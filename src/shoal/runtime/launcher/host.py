@@ -52,21 +52,28 @@ class StoreHost:
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._store: Any = None  # a TCPStore, once torch is there
+        self._run_id = ""
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name="shoal-store", daemon=True)
 
-    def start(self) -> None:
-        """Begin to serve; those who connect before wait in the socket's queue."""
+    def start(self, run_id: str) -> None:
+        """Begin to serve a run; those who connect before wait in the socket's queue.
+
+        The run's name is written before anybody else could: no stranger may name it.
+        """
+        self._run_id = run_id
         self._thread.start()
 
     def _serve(self) -> None:
         try:
             from torch._C._distributed_c10d import TCPStore
 
-            self._store = TCPStore(
+            store = TCPStore(
                 "127.0.0.1", self.port, None, True, timeout=timedelta(seconds=STORE_SECONDS),
                 wait_for_workers=False, master_listen_fd=self._listener.detach(),
             )  # fmt: skip
+            store.set("shoal/run", self._run_id)
+            self._store = store
         except Exception as error:  # told by the main thread, whatever it is
             self.error = error
 

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.wire.shm.surface import Base
 from shoal.wire.shm.bucket import make_bucket
 from shoal.wire.shm.connect import Meeting
 from shoal.wire.shm.flat import flatten, restore
 from shoal.wire.shm.moving import Gathering, Scattering
 from shoal.wire.shm.place import find_place
 from shoal.wire.shm.reducing import Reducing
+from shoal.wire.shm.surface import Base
 from shoal.wire.shm.work import Work
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from shoal.errors import BadArgument
-from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.board import entitled
 from shoal.wire.shm.flat import flatten, restore, same
+from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.work import Work
 
 

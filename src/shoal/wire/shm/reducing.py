@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.errors import BadArgument
-from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.flat import flatten, restore, same
 from shoal.wire.shm.reduction import Reduction, reduction
+from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.work import Work
 
 

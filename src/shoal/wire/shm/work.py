@@ -45,10 +45,18 @@ class Work(TorchWork):
     _error: BaseException | None
 
     def finish(self, error: BaseException | None = None) -> None:
+        """Mark as done; wake whoever waits, then run what hangs on the future."""
+        self.conclude(error)
+        self.announce()
+
+    def conclude(self, error: BaseException | None) -> None:
         """Mark as done; wake whoever waits."""
         self._error, self._done = error, True
         if self._gate is not None:
             self._gate.release()
+
+    def announce(self) -> None:
+        """Run what hangs on the future."""
         if self._future is not None:
             self._settle()
 
@@ -160,9 +168,10 @@ class Lane:
                 except BaseException as raised:
                     self._failed(raised)
                     error = raised
-            with self._count:
+            work.conclude(error)
+            with self._count:  # before callbacks: one of them may call a collective and wait for it
                 self._waiting -= 1
-            work.finish(error)
+            work.announce()
             del work, task, item
 
     def stop(self) -> None:
