@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shoal.wire.shm.registration import register as _register
+
 if TYPE_CHECKING:
     from shoal.axes.collectives import native, ring
     from shoal.axes.compression import cast, error_feedback, exact, powersgd, topk
@@ -94,6 +96,9 @@ __all__ = [
     "train",
     "wfbp",
 ]
+
+
+_register()  # dist.init_process_group("shoal"); loads torch no sooner than others do
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ def run(
     script: str = typer.Argument(..., help="The training script."),
     workers: str = typer.Option("1", "-n", "--workers", help="Workers on this machine."),
     strategy: str | None = typer.Option(None, "--strategy", "-s", help="How to train, in a line."),
-    backend: str | None = typer.Option(None, help="gloo or nccl; nccl where there are GPUs."),
+    backend: str | None = typer.Option(None, help="gloo, nccl or shoal; see docs."),
     output: str = typer.Option("main", help="main: rank 0's output; all: everybody's, prefixed."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint."),
     checkpoint: Path | None = typer.Option(None, help="Directory of checkpoints."),

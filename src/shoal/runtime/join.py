@@ -30,6 +30,7 @@ from shoal.runtime.launcher import contract
 from shoal.runtime.launcher.contract import Seat, read_seat, read_seconds
 from shoal.runtime.launcher.interfaces import gloo_choice, wrong_interface
 from shoal.runtime.launcher.meeting import as_fault, meet, turn
+from shoal.wire.shm.registration import why_not
 
 log = logging.getLogger("shoal")
 
@@ -77,7 +78,8 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
     """Meet the other workers; a second call returns the same world.
 
     Args:
-        backend: ``gloo`` or ``nccl``; by default nccl where every local worker has a GPU.
+        backend: ``gloo``, ``nccl`` or ``shoal``; by default nccl where every local worker has a
+            GPU, else gloo.
         seconds: how long an exchange may take before it is given up.
 
     Raises:
@@ -148,14 +150,21 @@ def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
 
 def _choose(seat: Seat, backend: str | None) -> tuple[torch.device, str]:
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if backend not in (None, "gloo", "nccl"):
-        raise UsageError(f"backend {backend!r} is not known: gloo (any machine) or nccl (NVIDIA)")
+    if backend not in (None, "gloo", "nccl", "shoal"):
+        raise UsageError(
+            f"backend {backend!r} is not known: gloo (any machine), nccl (NVIDIA) or shoal (CPU "
+            "tensors at memory speed inside a host)"
+        )
     if backend == "nccl" and cards < seat.local_size:
         raise UsageError(
             f"backend nccl needs a GPU for each of {seat.local_size} local workers, "
             f"but there are {cards}; use --backend gloo"
         )
-    if cards == 0 or backend == "gloo" or seat.role == "server":
+    if backend == "shoal" and (why := why_not()) is not None:
+        raise UsageError(f"backend shoal: {why}; use --backend gloo")
+    if backend == "shoal" and seat.role == "worker":
+        return torch.device("cpu"), "shoal"
+    if cards == 0 or backend in ("gloo", "shoal") or seat.role == "server":
         return torch.device("cpu"), "gloo"
     if cards < seat.local_size:
         log.warning("%d GPUs for %d local workers: using the CPU and gloo", cards, seat.local_size)

@@ -13,7 +13,7 @@ from shoal.runtime.launcher.interfaces import gloo_choice, is_local
 
 OUTPUTS = ("main", "all")
 DEATHS = ("fail", "shrink", "replace")
-BACKENDS = ("gloo", "nccl")
+BACKENDS = ("gloo", "nccl", "shoal")
 
 
 @dataclass(frozen=True)
