@@ -53,6 +53,8 @@ class StoreHost:
         self._listener = listener
         self._store: Any = None  # a TCPStore, once torch is there
         self._run_id = ""
+        self._lock = threading.Lock()
+        self._untold: list[tuple[Failure, tuple[str, str], int]] = []
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name="shoal-store", daemon=True)
 
@@ -73,14 +75,19 @@ class StoreHost:
                 wait_for_workers=False, master_listen_fd=self._listener.detach(),
             )  # fmt: skip
             store.set("shoal/run", self._run_id)
-            self._store = store
+            with self._lock:
+                self._store = store
+            for told in self._untold:
+                self.tell(*told)
         except Exception as error:  # told by the main thread, whatever it is
             self.error = error
 
     def tell(self, failure: Failure, run: tuple[str, str], generation: int) -> None:
-        """Say why a worker died on behalf of one that no longer can."""
-        if self._store is None:
-            return
+        """Say why a worker died on behalf of one that no longer can; as soon as one may."""
+        with self._lock:
+            if self._store is None:  # it died before torch was loaded here
+                self._untold.append((failure, run, generation))
+                return
         from torch._C._distributed_c10d import PrefixStore
 
         store = PrefixStore(f"{prefix(*run, generation)}/alarm", self._store)
