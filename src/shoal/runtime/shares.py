@@ -62,13 +62,12 @@ def pieces(run: Run, batch: Any, mine: int, parts: int) -> list[tuple[Any, int]]
     adds some that weigh nothing.
     """
     share = run.team.share
+    cut = [batch] if parts == 1 else split(batch, parts, rows=mine) if mine else []
+    made = [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut if mine]
     if not share.stands_in:
-        cut = [batch] if parts == 1 or not mine else split(batch, parts, rows=mine)
-        return [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut if mine]
+        return made
     sharing = share.count if run.tally.together else run.tally.shards
     most = -(-run.tally.total() // sharing)  # samples of whoever has most
-    cut = split(batch, parts, rows=mine) if mine else []
-    made = [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut]
     idle = split(batch, max(mine, 1), rows=max(mine, 1))[0]
     return made + [(idle, 0)] * (min(parts, most) - len(made))
 
