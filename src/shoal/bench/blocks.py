@@ -1,8 +1,10 @@
 """Time contenders side by side, in the same worker processes, block by block.
 
-All contenders live in every worker from the beginning to the end, so that a process's luck (its
-core, its memory, its neighbours) is shared. A block is a step or a few of each, one after the
-other, each behind a barrier, in the orders of ``statistics``. Progress comes back on a pipe.
+All contenders live in every worker of a round, so that a process's luck (its core, its neighbours)
+is shared. Where each one's tensors lie is luck too, worth 2 % of a step; so a measurement has a few
+rounds, each with new workers, in which contenders are built in another order. A block is a step or
+a few of each, one after the other, each behind a barrier, in the orders of ``statistics``. Progress
+comes back on a pipe.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from threading import Thread
 
@@ -37,6 +39,7 @@ class Plan:
         workers: how many processes; one has no peers and times in CPU seconds.
         blocks: how often each contender is timed.
         steps: training steps in one timing.
+        rounds: how often workers are started anew; blocks are shared out, in sixes.
         seed: of data and initial parameters.
     """
 
@@ -46,14 +49,27 @@ class Plan:
     workers: int
     blocks: int
     steps: int = 1
+    rounds: int = 1
     seed: int = 0
 
 
 def measure(plan: Plan, progress: Callable[[int, int], None]) -> Timings:
     """Seconds per step of each contender in each block; the slowest worker's, where several."""
-    with _reports(lambda done: progress(done, plan.blocks)) as pipe:
-        workers = run_workers(plan.workers, time_blocks, plan, pipe, seconds=900)
-    return Timings(*(slowest(each) for each in zip(*workers, strict=True)))
+    timings = Timings([], [], [])
+    each = -(-plan.blocks // plan.rounds)
+    if plan.rounds > 1:
+        each += -each % len(ORDERS)  # the next round goes on where the last one's orders ended
+    for turn in range(plan.rounds):
+
+        def tell(done: int, before: int = turn * each) -> None:
+            progress(before + done, plan.rounds * each)
+
+        with _reports(tell) as pipe:
+            part = replace(plan, blocks=each)
+            workers = run_workers(plan.workers, time_blocks, part, pipe, turn, seconds=900)
+        for one, found in zip(timings, zip(*workers, strict=True), strict=True):
+            one.extend(slowest(found))
+    return timings
 
 
 def slowest(workers: Sequence[Sequence[float]]) -> list[float]:
@@ -61,11 +77,19 @@ def slowest(workers: Sequence[Sequence[float]]) -> list[float]:
     return [max(block) for block in zip(*workers, strict=True)]
 
 
-def time_blocks(plan: Plan, pipe: Connection) -> list[list[float]]:
-    """What each worker does: build every contender, warm up, time them in turns."""
+def time_blocks(plan: Plan, pipe: Connection, turn: int = 0) -> list[list[float]]:
+    """What each worker does: build every contender, warm up, time them in turns.
+
+    Args:
+        plan: what to time, in one round.
+        pipe: where to tell how many blocks are done.
+        turn: which round it is, for the order in which contenders are built.
+    """
     _keep_memory()
     names = (plan.subject, plan.peer, plan.peer)
-    steps, meet, leads = prepare(plan.workload, names, plan.seed)
+    built = [(turn + i) % len(names) for i in range(len(names))]
+    made, meet, leads = prepare(plan.workload, tuple(names[i] for i in built), plan.seed)
+    steps = [made[built.index(i)] for i in range(len(names))]
     for step in steps * _WARM_UP_STEPS:
         step()
     gc.collect()

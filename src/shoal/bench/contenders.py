@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from shoal.models import gpt, mlp, resnet
 
 STRATEGY = "all_reduce, bsp, wfbp, exact"
-BUCKET_MB = 25
 _BATCHES = 4
 
 Batch = tuple[Tensor, Tensor]
@@ -81,9 +80,10 @@ def _ddp(task: Task, *, broadcast_buffers: bool = True) -> Step:
     with warnings.catch_warnings():
         # torch is renaming broadcast_buffers; the versions we allow do not all know the new name
         warnings.simplefilter("ignore", FutureWarning)
+        # Its default buckets, one of 1 MB and then 25 each, are ours. Told the 25 in words it would
+        # leave the small first one out, and others would have more to overlap than it.
         wrapped = DistributedDataParallel(
             task.model,
-            bucket_cap_mb=BUCKET_MB,
             gradient_as_bucket_view=True,
             broadcast_buffers=broadcast_buffers,
         )

@@ -20,7 +20,6 @@ from functools import partial
 from statistics import median
 
 from shoal.bench.blocks import Plan, measure
-from shoal.bench.contenders import BUCKET_MB
 from shoal.bench.form import Bar, Result
 from shoal.bench.statistics import MIN_BLOCKS, Estimate, Timings, compare, estimate
 from shoal.bench.suites import Settings, Suite
@@ -49,7 +48,7 @@ class Duel:
     workers: int = 2
 
 
-_DDP = f"DDP(bucket_cap_mb={BUCKET_MB}, gradient_as_bucket_view=True"
+_DDP = "DDP(gradient_as_bucket_view=True"
 STEP = Duel("shoal", "ddp", "step time", f"{_DDP})", "<= 1.02")
 # DDP broadcasts BatchNorm's buffers before every forward; told also against one that does not.
 BUFFERS = Duel(
@@ -83,7 +82,10 @@ def fight(duel: Duel, model: str, settings: Settings) -> Iterator[Result]:
     # Many short blocks: what disturbs the machine then falls on few of them.
     blocks = MIN_BLOCKS if settings.quick else 5 * MIN_BLOCKS
     case = f"{model}, {duel.workers} worker{'s'[: duel.workers - 1]}"
-    plan = Plan(model, duel.subject, duel.peer, duel.workers, blocks, seed=settings.seed)
+    rounds = 1 if settings.quick else 3
+    plan = Plan(
+        model, duel.subject, duel.peer, duel.workers, blocks, rounds=rounds, seed=settings.seed
+    )
     timings = measure(plan, partial(settings.progress, f"{case}: {duel.metric}"))
     yield from judge(duel, case, timings)
 

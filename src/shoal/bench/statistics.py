@@ -40,9 +40,9 @@ ORDERS = ((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0), (1, 2, 0), (0, 2, 1))
 class Timings(NamedTuple):
     """Seconds of each contender, block by block."""
 
-    subject: Sequence[float]
-    peer: Sequence[float]
-    twin: Sequence[float]
+    subject: list[float]
+    peer: list[float]
+    twin: list[float]
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,9 @@ def table_of(numbers: Tensor, *, copies: int = 1) -> Table:
 
 def put(word: Word, numbers: Tensor, worker: int) -> None:
     """Write my word into its own place; a sum over workers then holds everybody's."""
-    numbers.zero_()
-    numbers[WIDTH * worker : WIDTH * (worker + 1)] = torch.tensor(word, dtype=numbers.dtype)
+    row = [0.0] * numbers.numel()
+    row[WIDTH * worker : WIDTH * (worker + 1)] = word
+    numbers.copy_(torch.tensor(row, dtype=numbers.dtype))
 
 
 def tell(word: Word, *, size: int, copies: int = 1) -> Asked:

@@ -7,7 +7,7 @@ are there. Tasks are issued in plan order, so that every rank enters collectives
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -19,6 +19,8 @@ from shoal.runtime.agreement import Agreement
 from shoal.runtime.control import SILENT, Table, Word, put, table_of
 from shoal.runtime.line import Inline, Suspended, Thread
 from shoal.wire.pending import Wire
+
+LARGE = 2**16  # bytes: moved at once, while in the cache; smaller ones many at a time, in one call
 
 
 class Engine:
@@ -40,17 +42,19 @@ class Engine:
         self.live = False
         self.rides = agreement.flats.has_tail
         self._worker = worker
-        self._word = SILENT
+        self._word: Callable[[], Word] = lambda: SILENT
+        self._tail = agreement.flats.tail
         self._views = {name: agreement.flats.places[name].view for name in parameters}
         self._tasks_of: dict[str, list[int]] = {name: [] for name in parameters}
         for index, task in enumerate(agreement.tasks):
             for name in task.names:
                 self._tasks_of[name].append(index)
+        self._expected = [len(set(task.names)) for task in agreement.tasks]
         simple = Trait.ONE_SHOT in agreement.compressor.traits and not wire.blocks
         self.line = Inline() if simple else Thread()
         self._lag = None if simple else 1
         self._handles = [
-            p.register_post_accumulate_grad_hook(partial(self._arrived, name))  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
             for name, p in parameters.items()
         ]
         self._reset()
@@ -59,30 +63,38 @@ class Engine:
         self.live = False
         self._next = 0
         self._open: list[Suspended | None] = [None] * len(self.agreement.tasks)
-        self._missing = [len(set(task.names)) for task in self.agreement.tasks]
+        self._missing = list(self._expected)
         self._here: set[str] = set()
         self._filled: set[str] = set()
 
-    def arm(self, word: Word) -> None:
+    def arm(self, word: Callable[[], Word]) -> None:
         """The backward to come is the last of the step: gradients may leave as they arrive.
 
         Args:
-            word: mine on the step, with its last loss; it leaves with the last gradients.
+            word: gives mine on the step, with its last loss; it leaves with the last gradients.
         """
         self._word = word
         self.live = True
 
-    def _arrived(self, name: str, parameter: Tensor) -> None:
-        if not self.live:
-            return
-        if name in self._here:
-            raise UsageError(
-                f"the gradient of {name} arrived twice in one backward (reentrant checkpointing?): "
-                "use use_reentrant=False, or the schedule fifo"
-            )
-        self._count(name)
-        if self._missing[self._next] == 0:
-            self._start_ready()
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        """What runs when a parameter's gradient is there: little, for it runs in a cold cache."""
+        large = (name,) if self._views[name].nbytes >= LARGE else ()
+
+        def arrived(_: Tensor) -> None:
+            if not self.live:
+                return
+            if name in self._here:
+                raise UsageError(
+                    f"the gradient of {name} arrived twice in one backward (reentrant "
+                    "checkpointing?): use use_reentrant=False, or the schedule fifo"
+                )
+            self._count(name)
+            if large:
+                self._fill(large)
+            if self._missing[self._next] == 0:
+                self._start_ready()
+
+        return arrived
 
     def _count(self, name: str) -> None:
         self._here.add(name)
@@ -93,7 +105,7 @@ class Engine:
         while self._next < len(self._missing) and self._missing[self._next] == 0:
             self._fill(self.agreement.tasks[self._next].names)
             if self.rides and self._next == len(self._missing) - 1:
-                put(self._word, self.agreement.flats.tail, self._worker)
+                put(self._word(), self._tail, self._worker)
             self.line.submit(partial(self._start, self._next))
             self._next += 1
 
@@ -112,7 +124,9 @@ class Engine:
                 views.append(view)
                 grads.append(grad.to_dense() if grad.is_sparse else grad)
             parameter.grad = view  # also of one that only others use: it gets theirs
-        if views:
+        if len(views) == 1:
+            views[0].copy_(grads[0])
+        elif views:
             torch._foreach_copy_(views, grads)
 
     def _start(self, index: int) -> None:
@@ -134,13 +148,14 @@ class Engine:
                 if parameter.grad is None:
                     unused.append(name)
                 self._count(name)
-        self._word = word._replace(unused=len(unused))
+        said = word._replace(unused=len(unused))
+        self._word = lambda: said
         self._start_ready()
         return tuple(unused)
 
     def table(self) -> Table:
         """Everybody's word, which came with the last gradients."""
-        return table_of(self.agreement.flats.tail)
+        return table_of(self._tail)
 
     def settle(self) -> None:
         """Wait until every task is agreed."""

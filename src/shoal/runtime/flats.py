@@ -70,6 +70,8 @@ class Flats:
     @property
     def tail(self) -> Tensor:
         """The numbers behind the last tensor."""
+        if not self._tail:
+            return torch.empty(0)
         (buffer,) = self.buffers.values()
         return buffer[buffer.numel() - self._tail :]
 

@@ -104,7 +104,7 @@ def _scalar(loss: Any) -> Tensor:
             f"the loss has shape {tuple(loss.shape)}, not one number: average it over the batch, "
             "for example with .mean()"
         )
-    return loss.reshape(())
+    return loss.reshape(()) if loss.dim() else loss
 
 
 def modules(model: nn.Module) -> dict[str, nn.Module]:

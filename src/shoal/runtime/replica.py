@@ -127,8 +127,8 @@ class Replica:
             self.early.drain()  # no hook inside a compiled graph will
         self._opened = [Suspended(flow, self.wire) for flow in self.mode.opening()]
 
-    def arm(self, word: Word) -> None:
-        """The last backward of the step comes next."""
+    def arm(self, word: Callable[[], Word]) -> None:
+        """The last backward of the step comes next; ``word`` gives mine on it, loss included."""
         if self.early is not None:
             self.early.drain()
         if self.engine is not None and self.team.strategy.scheduling.overlaps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Run:
         self.tally = Tally(weighted=weighted(team.strategy), together=together, shards=shards)
         self.updater = Updater(team, self.tally)
         self._closed = False
+        self._staged = any(replica.pipeline is not None for replica in self.replicas.values())
 
     @property
     def rank(self) -> int:
@@ -94,7 +96,7 @@ class Run:
         """Forward, backward, exchange, update."""
         self._refuse_if_closed()
         replica = self._replica(None, "step")
-        if replica.pipeline is not None:
+        if self._staged:
             self._pipe(replica, batch)
         else:
             for micro in self.micro(batch):
@@ -136,8 +138,11 @@ class Run:
         for index, (piece, samples) in enumerate(pieces):
             self.tally.micro = samples
             self.tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
-            with self.tally.passing():
+            self.tally.passing = True
+            try:
                 yield move(piece, self.device)
+            finally:
+                self.tally.passing = False
         self.tally.last = False
 
     def forward(self, micro: Any) -> Tensor:
@@ -161,9 +166,8 @@ class Run:
             samples = tally.micro if tally.known else 1
         scale = tally.scale(samples, self.team.share.count)
         if tally.last:
-            word = tally.word((loss.detach(), samples))
             for replica in self.replicas.values():
-                replica.arm(word)
+                replica.arm(partial(tally.word, (loss.detach(), samples)))
             self.updater.look_back()
         start = time.perf_counter()
         with self._explained("gradients"):
@@ -286,7 +290,7 @@ class Run:
 
     def _own_loop(self, piece: str) -> None:
         self._refuse_if_closed()
-        if any(replica.pipeline is not None for replica in self.replicas.values()):
+        if self._staged:
             raise UsageError(
                 f"run.{piece} x {self.team.strategy.partition}: because a pipeline interleaves the "
                 "forwards and backwards of all its stages itself; instead: run.step(batch)"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.errors import UsageError
@@ -28,13 +27,13 @@ class Tally:
         self.together = together
         self.shards = shards
         self.noted = 0  # batches opened and losses noted, ever
-        self._passing = False
+        self.passing = False  # a micro-batch is in the user's hands
         self.clear()
 
     def clear(self) -> None:
         """A new step; while a micro-batch passes, it is over the same batch (GANs)."""
         self.losses: list[tuple[Tensor, int]] = []
-        if self._passing:
+        if self.passing:
             return
         self.mine = self.micro = 0
         self.total: Callable[[], int] = int
@@ -42,18 +41,9 @@ class Tally:
         self.known = False
         self.last = False
 
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        """Inside, a micro-batch is in the user's hands."""
-        self._passing = True
-        try:
-            yield
-        finally:
-            self._passing = False
-
     def open(self, mine: int, total: Callable[[], int]) -> None:
         """A step over a batch of ``mine`` samples here and ``total()`` everywhere."""
-        if self._passing:
+        if self.passing:
             raise UsageError(
                 "run.micro (or run.step) inside a loop over run.micro: its samples would be"
                 " weighed twice; cut the batch once, with run.micro(batch, parts=...)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -36,7 +37,7 @@ class Team:
     recorder: Recorder
     mesh: DeviceMesh | None = None
 
-    @property
+    @cached_property
     def seat(self) -> Seat:
         """Which worker (replica) this is, of how many."""
         if self.mesh is None:
@@ -44,7 +45,7 @@ class Team:
         axis = self.mesh["dp_replicate"]
         return Seat(axis.get_local_rank(), axis.size())
 
-    @property
+    @cached_property
     def share(self) -> Share:
         """Which part of the data is mine."""
         if self.mesh is None:
@@ -53,7 +54,7 @@ class Team:
 
         return Share(*data_index(self.mesh), stands_in=True)
 
-    @property
+    @cached_property
     def group(self) -> dist.ProcessGroup | None:
         """Who agrees: the same part of all replicas; None is everybody."""
         return None if self.mesh is None else self.mesh["dp_replicate"].get_group()

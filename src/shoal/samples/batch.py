@@ -56,7 +56,7 @@ def move(batch: Any, device: torch.device | str) -> Any:
 
     def moved(node: Any) -> Any:
         if isinstance(node, Tensor):
-            return node.to(where, non_blocking=not waits)
+            return node if node.device == where else node.to(where, non_blocking=not waits)
         opened = _open(node)
         if opened is not None:
             return _mapped(node, opened, moved)
