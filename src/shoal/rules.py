@@ -26,6 +26,7 @@ class Facts(NamedTuple):
     skips: bool = False  # a step with inf or NaN is left out
     closure: bool = False  # the optimizer asks for a closure (LBFGS)
     models: int = 1
+    momentum: bool = False  # the optimizer has some of its own
 
 
 def can_overlap(s: Strategy) -> bool:
@@ -185,6 +186,11 @@ def bound_conflicts(s: Strategy, facts: Facts) -> list[Conflict]:
     if s.scheduling.early and facts.skips:
         why = "a step can be skipped only before any of its updates ran"
         found.append(Conflict(f"{s.scheduling} x nonfinite='skip'", why, "wfbp, or 'stop'"))
+    if facts.momentum and Trait.MOMENTUM in s.compression.traits:
+        why = "it keeps the momentum itself, and the optimizer would add its own on top"
+        found.append(
+            Conflict(f"{s.compression} x momentum", why, "SGD(momentum=0), or topk with feedback")
+        )
     if facts.closure and not (sends_gradients(s) and Trait.LOSSLESS in s.compression.traits):
         why = "a closure is called several times a step and needs exact gradients each time"
         found.append(Conflict(f"closure x {s.synchrony}, {s.compression}", why, "exact with bsp"))

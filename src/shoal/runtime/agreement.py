@@ -8,6 +8,7 @@ engine, a lockstep harness, a simulator) is not its business.
 from __future__ import annotations
 
 from collections.abc import Container, Generator, Mapping
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -38,10 +39,15 @@ class Agreement:
     ) -> None:
         self.flats = flats
         self.compressor = compressor
-        self.tasks = flats.bind(schedule, cost)
+        self._schedule, self._cost = schedule, cost
         self.round = 0
         self.states: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
+
+    @cached_property
+    def tasks(self) -> tuple[Bound, ...]:
+        """What travels together, in the order in which it leaves."""
+        return self.flats.bind(self._schedule, self._cost)
 
     def flow(self, index: int) -> Generator[Ask, Any, None]:
         """The i-th task, from my numbers to the agreed ones, in place."""

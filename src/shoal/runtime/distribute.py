@@ -116,7 +116,14 @@ def _facts(world: World, models: Models, settings: Settings) -> Facts:
         skips=settings.nonfinite == "skip",
         closure=any(closures.asks(used) for _, used in models.values()),
         models=len(models),
+        momentum=any(_has_momentum(used) for _, used in models.values()),
     )
+
+
+def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """SGD's, or Adam's first moment."""
+    groups = optimizer.param_groups
+    return any(group.get("momentum") or group.get("betas", (0,))[0] for group in groups)
 
 
 def _agree(world: World, models: Models, strategy: Strategy, settings: Settings) -> None:

@@ -7,19 +7,22 @@ task are one contiguous range: a message needs no copy, neither before nor after
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from heapq import merge
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from shoal.axes.scheduling import Cost, Layer, Schedule, Slice, Task
 
+Kind: TypeAlias = tuple[torch.dtype, torch.device]
+
 
 class Place(NamedTuple):
     """Where one tensor lies: which flat buffer, from which element, and how it looks."""
 
-    kind: tuple[torch.dtype, torch.device]
+    kind: Kind
     start: int
     numel: int  # real numbers: a complex number counts twice
     view: Tensor  # shaped and strided as the tensor it stands for
@@ -46,21 +49,31 @@ class Flats:
 
     def __init__(self, tensors: Mapping[str, Tensor], *, tail: int = 0) -> None:
         self.names = tuple(tensors)
+        self._tensors = dict(tensors)
         self._tail = tail
-        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
-        spots: dict[str, tuple[tuple[torch.dtype, torch.device], int, int]] = {}
-        for name in reversed(self.names):
-            kind, numel = _extent(tensors[name])
-            spots[name] = (kind, sizes.get(kind, 0), numel)
-            sizes[kind] = sizes.get(kind, 0) + numel
-        self.buffers = {
-            k: torch.zeros(n + tail, dtype=k[0].to_real() if k[0].is_complex else k[0], device=k[1])
+
+    @cached_property
+    def buffers(self) -> dict[Kind, Tensor]:
+        """Memory by kind of number, taken when somebody first asks: one worker never does."""
+        sizes: dict[Kind, int] = {}
+        for kind, numel in map(_extent, self._tensors.values()):
+            sizes[kind] = sizes.get(kind, self._tail) + numel
+        return {
+            k: torch.zeros(n, dtype=k[0].to_real() if k[0].is_complex else k[0], device=k[1])
             for k, n in sizes.items()
         }
-        self.places = {
-            name: Place(kind, start, numel, _view(self.buffers[kind], start, tensors[name]))
-            for name, (kind, start, numel) in spots.items()
-        }
+
+    @cached_property
+    def places(self) -> dict[str, Place]:
+        """Where each tensor lies, by name."""
+        places: dict[str, Place] = {}
+        ends = dict.fromkeys(self.buffers, 0)
+        for name in reversed(self.names):
+            tensor = self._tensors[name]
+            kind, numel = _extent(tensor)
+            start, ends[kind] = ends[kind], ends[kind] + numel
+            places[name] = Place(kind, start, numel, _view(self.buffers[kind], start, tensor))
+        return places
 
     @property
     def has_tail(self) -> bool:
@@ -133,7 +146,7 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _extent(tensor: Tensor) -> tuple[tuple[torch.dtype, torch.device], int]:
+def _extent(tensor: Tensor) -> tuple[Kind, int]:
     """Its buffer, and its real numbers; complex ones lie apart, for they must start evenly."""
     numel = 2 * tensor.numel() if tensor.is_complex() else tensor.numel()
     return (tensor.dtype, tensor.device), numel

@@ -70,14 +70,14 @@ def split_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def _cut(batch: Any, own: bool) -> tuple[tuple[Any, ...] | dict[str, Any], Any]:
-    if isinstance(batch, Mapping):
-        return dict(batch), batch
-    if isinstance(batch, tuple | list) and not hasattr(batch, "_fields"):
+    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
         if own:
             return tuple(batch), None
         if len(batch) >= 2:
             return tuple(batch[:-1]), batch[-1]
         return tuple(batch), batch[0]
+    if isinstance(batch, Mapping):
+        return dict(batch), batch
     return (batch,), batch
 
 

@@ -36,6 +36,9 @@ def count(batch: Any) -> int:
     >>> count({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
     8
     """
+    first = batch[0] if type(batch) in (list, tuple) and batch else None
+    if isinstance(first, Tensor) and first.dim():  # most batches, every step
+        return first.size(0)
     found = next(_counts(batch), None)
     if found is None:
         found = next(_columns(batch), None)
@@ -217,12 +220,12 @@ def _open(node: Any) -> tuple[list[Any], Rebuild] | None:
     """Children of a container and how to make it again; None for a leaf."""
     if isinstance(node, PackedSequence):
         return None
-    if isinstance(node, Mapping):
-        keys = list(node)
-        return [node[key] for key in keys], lambda new: _remapped(node, keys, new)
     if isinstance(node, (list, tuple)):
         named = hasattr(node, "_fields")
         return list(node), lambda new: type(node)(*new) if named else type(node)(new)
+    if isinstance(node, Mapping):
+        keys = list(node)
+        return [node[key] for key in keys], lambda new: _remapped(node, keys, new)
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         names = [field.name for field in dataclasses.fields(node) if field.init]
         return (

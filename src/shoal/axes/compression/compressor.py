@@ -24,6 +24,8 @@ class Trait(Flag):
     ELEMENTWISE = auto()  # acts on each entry alone: a whole bucket may be one value
     ONE_SHOT = auto()  # a single ask, decoded by ``add`` wherever it arrives
     SUMS = auto()  # asks Mean only: a route of sums carries it
+    MERGES = auto()  # what all said is not the mean of what each sent: a vote, a pairwise top-k
+    MOMENTUM = auto()  # keeps the momentum itself: the optimizer must have none
 
 
 class Value(NamedTuple):
