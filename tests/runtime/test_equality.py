@@ -1,4 +1,7 @@
-"""The equality law: n workers over gloo give the parameters of one process on the whole batch."""
+"""The equality law: n workers give the parameters of one process on the whole batch.
+
+Over gloo, and over shared memory, which ``distribute`` chooses where all workers share a host.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ TOLERANCE = 1e-9
 COLLECTIVE = ["fifo", "wfbp", "wfbp(1)", "priority", "priority(64)"]
 ROUTED = ["fifo, ring", "wfbp(1), ring", "priority(64), ring"]
 Told = tuple[Parameters, list[float]]
+GLOO, SHARED = ({"SHOAL_BACKEND": name} for name in ("gloo", "shoal"))
 
 
 @cache
@@ -44,12 +48,20 @@ def check(told: list[dict[str, Told]]) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("group", [COLLECTIVE[:3], COLLECTIVE[3:]], ids=["after", "early"])
 def test_lossless_collectives_equal_one_process(group: list[str], workers: int) -> None:
-    check(run_workers(workers, train_all, list(CASES), *group))
+    check(run_workers(workers, train_all, list(CASES), *group, env=GLOO))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_a_route_of_our_own_equals_one_process(workers: int) -> None:
-    check(run_workers(workers, train_all, ["odd, momentum", "gated, adam", "joining"], *ROUTED))
+    names = ["odd, momentum", "gated, adam", "joining"]
+    check(run_workers(workers, train_all, names, *ROUTED, env=GLOO))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_buckets_in_shared_memory_equal_one_process(workers: int) -> None:
+    check(run_workers(workers, train_all, list(CASES), "wfbp", "wfbp(1)", env=SHARED))
+    early = ["odd, momentum", "gated, adam", "joining"]
+    check(run_workers(workers, train_all, early, "priority(64)", "wfbp, ring", env=SHARED))
 
 
 @pytest.mark.parametrize(
@@ -65,4 +77,4 @@ def test_a_route_of_our_own_equals_one_process(workers: int) -> None:
 )
 def test_a_summing_server_equals_one_process(strategy: str, workers: int, name: str) -> None:
     servers = parse(strategy).coordination.servers
-    check(run_workers(workers, train_all, [name], strategy, servers=servers))
+    check(run_workers(workers, train_all, [name], strategy, servers=servers, env=GLOO))

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shoal.errors import UsageError
+from shoal.errors import FaultError, UsageError
 from shoal.runtime import alarm
 from shoal.runtime.join import World, agree_layout, join, leave
 from shoal.runtime.launcher import interfaces
@@ -167,7 +167,7 @@ def _sum() -> tuple[float, World]:
 
 @pytest.mark.gloo
 def test_workers_meet_and_reduce() -> None:
-    assert run_workers(3, _sum) == [(3.0, (rank, 3, rank, "gloo")) for rank in range(3)]
+    assert run_workers(3, _sum) == [(3.0, (rank, 3, rank, "shoal")) for rank in range(3)]
 
 
 def _again() -> int:
@@ -295,7 +295,7 @@ def _fails(kind: str) -> None:
         time.sleep(4)
     try:
         dist.all_reduce(torch.ones(1))
-    except RuntimeError as error:
+    except (RuntimeError, FaultError) as error:
         raise alarm.explain(world, error) from None
     finally:
         if world.rank == 0:

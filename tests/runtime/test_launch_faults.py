@@ -26,7 +26,7 @@ def reduce(step):
     alarm.progress(step, "bucket 0")
     try:
         dist.all_reduce(torch.ones(1))
-    except RuntimeError as error:
+    except Exception as error:
         raise alarm.explain(world, error) from error
 
 reduce(0)
@@ -146,4 +146,4 @@ def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:
         for words in ([], torchrun)
     )  # fmt: skip
     assert alone == "0 of 1 none\n"
-    assert sorted(together.splitlines()) == ["0 of 2 gloo", "1 of 2 gloo"]
+    assert sorted(together.splitlines()) == ["0 of 2 shoal", "1 of 2 shoal"]

@@ -146,18 +146,13 @@ def raise_if_failed(world: World) -> None:
 
 
 def explain(world: World, error: Exception) -> Exception:
-    """The error to raise in place of a low-level one that an exchange met.
+    """The error to raise in place of one that an exchange met and that knows less.
 
     ``raise explain(world, error) from error``. An error that is not about a peer comes back as
     it is. Waits about a second at most.
     """
     met = error.__cause__ if isinstance(error, CheckpointError) else error  # a save meets others
-    text = str(met).lower()
-    late = any(word in text for word in LATE)
-    about_peers = isinstance(met, (dist.DistError, RuntimeError)) and (
-        late or any(word in text for word in LOST)
-    )
-    if world.alarm is None or isinstance(met, ShoalError) or not about_peers:
+    if world.alarm is None or met is None or not _about_peers(met):
         return error
     try:
         found = world.alarm.ask()
@@ -165,8 +160,22 @@ def explain(world: World, error: Exception) -> Exception:
     except (dist.DistError, RuntimeError):
         return PeerLost(f"the store is gone, and with it whoever hosts it (rank 0?), while {_here}")
     if failure is not None and failure.rank != world.rank:
-        return failure.as_error()
-    return _blame(world, found, late=late)
+        cause = failure.as_error()
+        return error if str(cause) == str(error) else cause
+    if isinstance(met, PeerLost):
+        return PeerLost(f"{met}, while {_here}")
+    late = isinstance(met, ExchangeTimeout) or any(word in str(met).lower() for word in LATE)
+    blamed = _blame(world, found, late=late)
+    return ExchangeTimeout(f"{blamed} ({met})") if isinstance(met, ExchangeTimeout) else blamed
+
+
+def _about_peers(error: BaseException) -> bool:
+    """Whether it says that somebody is late or gone: ours, or torch's by its words."""
+    if isinstance(error, ShoalError):
+        return isinstance(error, (PeerLost, ExchangeTimeout)) and " of step " not in str(error)
+    text = str(error).lower()
+    said = any(word in text for word in (*LATE, *LOST))
+    return said and isinstance(error, (dist.DistError, RuntimeError))
 
 
 def _blame(world: World, found: dict[int, Position], *, late: bool) -> ShoalError:

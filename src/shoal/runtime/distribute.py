@@ -188,6 +188,6 @@ def _announce(run: Run, *, auto: bool) -> None:
     if run.is_main and run.size > 1:
         if auto:
             log.info("strategy auto: there is no planner yet, so this is the plainest one")
-        log.info("%d workers: %s", run.size, run.team.strategy)
+        log.info("%d workers on %s: %s", run.size, run.team.world.backend, run.team.strategy)
         for word in run.team.strategy.advice():
             log.warning("advice: %s", word)

@@ -6,7 +6,7 @@ task are one contiguous range: a message needs no copy, neither before nor after
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
 from typing import NamedTuple, TypeAlias
@@ -17,6 +17,13 @@ from torch import Tensor
 from shoal.axes.scheduling import Cost, Layer, Schedule, Slice, Task
 
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
+Allocate: TypeAlias = Callable[[int, torch.dtype, torch.device], Tensor]
+"""``(numel, dtype, device)`` -> a flat tensor of zeros."""
+
+
+def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of this process alone."""
+    return torch.zeros(numel, dtype=dtype, device=device)
 
 
 class Place(NamedTuple):
@@ -45,10 +52,14 @@ class Flats:
         tensors: what to make room for, in forward order.
         tail: numbers that travel behind the last tensor, in the last task; for tensors of one
             type only.
+        allocate: where the memory comes from.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, tail: int = 0) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], *, tail: int = 0, allocate: Allocate = zeros
+    ) -> None:
         self.names = tuple(tensors)
+        self._allocate = allocate
         self._tensors = dict(tensors)
         self._tail = tail
 
@@ -59,8 +70,10 @@ class Flats:
         for kind, numel in map(_extent, self._tensors.values()):
             sizes[kind] = sizes.get(kind, self._tail) + numel
         return {
-            k: torch.zeros(n, dtype=k[0].to_real() if k[0].is_complex else k[0], device=k[1])
-            for k, n in sizes.items()
+            (dtype, device): self._allocate(
+                n, dtype.to_real() if dtype.is_complex else dtype, device
+            )
+            for (dtype, device), n in sizes.items()
         }
 
     @cached_property
@@ -106,8 +119,8 @@ class Flats:
         if self._tail:
             (bound,) = plans
             (buffer,) = self.buffers.values()
-            ahead = bound[-1].whole
-            bound[-1] = bound[-1]._replace(whole=buffer[ahead.storage_offset() :])
+            start = bound[-1].whole.storage_offset() - buffer.storage_offset()
+            bound[-1] = bound[-1]._replace(whole=buffer[start:])
         index = {name: i for i, name in enumerate(self.names)}
         # Merged by what is ready first; inside a type the plan's own order stands.
         return tuple(merge(*plans, key=lambda b: -min(index[n] for n in b.names)))

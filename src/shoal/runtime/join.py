@@ -79,7 +79,7 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
 
     Args:
         backend: ``gloo``, ``nccl`` or ``shoal``; by default nccl where every local worker has a
-            GPU, else gloo.
+            GPU, else shoal where all workers share a host, else gloo.
         seconds: how long an exchange may take before it is given up.
 
     Raises:
@@ -162,13 +162,14 @@ def _choose(seat: Seat, backend: str | None) -> tuple[torch.device, str]:
         )
     if backend == "shoal" and (why := why_not()) is not None:
         raise UsageError(f"backend shoal: {why}; use --backend gloo")
-    if backend == "shoal" and seat.role == "worker":
-        return torch.device("cpu"), "shoal"
-    if cards == 0 or backend in ("gloo", "shoal") or seat.role == "server":
+    if seat.role == "server" or backend == "gloo":
         return torch.device("cpu"), "gloo"
-    if cards < seat.local_size:
-        log.warning("%d GPUs for %d local workers: using the CPU and gloo", cards, seat.local_size)
-        return torch.device("cpu"), "gloo"
+    if backend == "shoal" or cards < seat.local_size:
+        together = seat.workers == seat.local_size and why_not() is None
+        found = "shoal" if backend == "shoal" or together else "gloo"
+        if cards and backend is None:
+            log.warning("%d GPUs, %d local workers: on the CPU, %s", cards, seat.local_size, found)
+        return torch.device("cpu"), found
     torch.cuda.set_device(seat.local_rank)
     return torch.device("cuda", seat.local_rank), "nccl"
 
@@ -284,14 +285,12 @@ def _await_keys(world: World, store: Store, keys: list[str]) -> None:
 
 
 def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> str:
-    absent = object()
     for key in (*first, *(key for key in second if key not in first)):
-        here, there = first.get(key, absent), second.get(key, absent)
+        here, there = (facts.get(key, "nothing") for facts in (first, second))
         if here != there:
-            told = ["nothing" if value is absent else str(value) for value in (here, there)]
             return (
-                f"rank 0 and rank {other} differ in {key}: {told[0]} on rank 0, {told[1]} on "
-                f"rank {other}; every rank must build the same model and optimizer"
+                f"rank 0 and rank {other} differ in {key}: {here} on rank 0, {there} on rank "
+                f"{other}; every rank must build the same model and optimizer"
             )
     return f"rank 0 and rank {other} name the same facts in another order"
 

@@ -19,6 +19,7 @@ from shoal.runtime.early import EarlyUpdates
 from shoal.runtime.engine import Engine
 from shoal.runtime.equalise import agreed, equalise, memory_of, still
 from shoal.runtime.line import Suspended
+from shoal.runtime.memory import allocator
 from shoal.runtime.modes import Mode, choose
 from shoal.runtime.served_state import await_all, take_over
 from shoal.runtime.source import Cut, Whole
@@ -80,7 +81,10 @@ class Replica:
         served = team.strategy.coordination.via == "server"
         # One worker is served by nobody: its own optimizer steps, as in a plain loop.
         asked = Strategy() if served and team.seat.workers == 1 else team.strategy
-        mode = choose(asked, self.parameters, team.seat, self.source.collect)
+        memory = allocator(asked, team.group, workers=team.seat.workers)
+        mode = choose(asked, self.parameters, team.seat, self.source.collect, allocate=memory)
+        if team.seat.workers > 1 and mode.gradients is not None:
+            mode.gradients.flats.buffers  # noqa: B018  all ranks take shared memory at one time
         if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:
             self.engine = Engine(
                 mode.gradients, self.wire, parameters=self.parameters, worker=team.seat.worker

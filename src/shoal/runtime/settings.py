@@ -41,7 +41,8 @@ class Settings:
         nonfinite: what a NaN or inf does. "stop" (default) checks the loss every step, and the
             gradient where ``clip`` is set, and ends the run; "skip" checks both, every step, and
             all workers leave the step out. Early updates (priority) look at losses only.
-        backend: gloo, nccl or shoal (CPU, inside a host); None: nccl with GPUs, else gloo.
+        backend: gloo, nccl or shoal (CPU, inside a host); None: the first that serves of nccl,
+            shoal where all workers share a host, and gloo.
         timeout: seconds an exchange may take before it is given up and the missing rank named.
         checkpoint: directory that receives a checkpoint every ``every`` steps, and at the end.
         every: steps between them.

@@ -11,7 +11,7 @@ from shoal import rules
 from shoal.axes.compression import Trait
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.control import WIDTH
-from shoal.runtime.flats import Flats
+from shoal.runtime.flats import Allocate, Flats, zeros
 from shoal.runtime.modes.gradient import GradientMode
 from shoal.runtime.modes.local import LocalMode
 from shoal.runtime.modes.mixing import MixingMode
@@ -44,7 +44,12 @@ def _rides(s: Strategy, parameters: Parameters) -> bool:
 
 
 def choose(
-    strategy: Strategy, parameters: Parameters, seat: Seat, collect: Callable[[Agreement], None]
+    strategy: Strategy,
+    parameters: Parameters,
+    seat: Seat,
+    collect: Callable[[Agreement], None],
+    *,
+    allocate: Allocate = zeros,
 ) -> Mode:
     """The mode that a strategy's facts ask for.
 
@@ -53,6 +58,7 @@ def choose(
         parameters: the trainable ones, in forward order.
         seat: which worker this is.
         collect: puts the gradients of the last backward into an agreement.
+        allocate: where the memory of messages comes from.
     """
     s = strategy
     if not s.synchrony.waits and s.coordination.via != "server":
@@ -60,7 +66,8 @@ def choose(
         neighbours = [j for j, w in enumerate(row) if w and j != seat.worker]
         return PairsMode(parameters, neighbours, seed=f"pairs/{seat.worker}")
     tail = WIDTH * seat.workers if _rides(s, parameters) else 0
-    agreement = Agreement(Flats(parameters, tail=tail), s.scheduling, s.compression)
+    flats = Flats(parameters, tail=tail, allocate=allocate)
+    agreement = Agreement(flats, s.scheduling, s.compression)
     if rules.sends_gradients(s):
         return GradientMode(agreement)
     if s.synchrony.waits and s.coordination.sends == "parameter":
