@@ -1,37 +1,38 @@
-"""Suite ``collectives``: the shoal backend against gloo, and against a copy of the message.
+"""Suite ``collectives``: the shoal backend against gloo, Open MPI and a copy of the message.
 
-For each number of ranks one set of workers holds both groups, and the contenders take turns block
-by block, so that what disturbs the machine falls on all. A block's time is the slowest rank's. The
-copy is one ``memmove`` of the message by one thread, while the other ranks sleep.
+How they are timed is in ``collective_times``, how MPI joins in, where it is, in ``mpi_peer``.
 
-Bars: an all_reduce at 64 KB and above takes at most a third of gloo's time, of a shared bucket at
-most a fifth; of a bucket of 64 MB at most 2.5 (2 ranks) or 3.5 (4 ranks) times a copy; nothing is
-slower than gloo. A step of DDP takes at most 0.75 of gloo's on a large model, never more than 1.
+Bars, of the ratio of times: an all_reduce at 64 KB and above takes at most a third of gloo's time,
+of a shared bucket at most a fifth; of a bucket of 64 MB at most 2.5 (2 ranks) or 3.5 (4 ranks)
+copies; nothing is slower than gloo; at 1 MB and above no all_reduce is slower than MPI's (the other
+collectives are told next to MPI's). A step of DDP takes at most 0.75 of gloo's on a large model,
+never more than 1. A twin, shoal against itself, is the A/A control of every point: its half-width
+widens the bar by as large a part, and over ``MAX_HALF_WIDTH`` there is no verdict.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
-from ctypes import memmove
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
-from shoal.bench.blocks import slowest
-from shoal.bench.collective_calls import ALL_REDUCE, COLLECTIVES, IN_PLACE, Call, Collective
+from shoal.bench.collective_calls import ALL_REDUCE, COLLECTIVES, IN_PLACE, Collective
+from shoal.bench.collective_plots import draw
+from shoal.bench.collective_times import COPY, GLOO, MPI, SHOAL, TWIN, Times, measure
 from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import Estimate, estimate, paired_ratios
-from shoal.bench.suites import Settings, Suite
+from shoal.bench.statistics import MAX_HALF_WIDTH, MIN_BLOCKS, estimate, paired_ratios
+from shoal.bench.suites import Settings, Suite, machine
 from shoal.errors import BadArgument
-from shoal.testing.processes import run_workers
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = tuple(4 * KB * 4**i for i in range(8))  # 4 KB .. 64 MB
 RANKS = (2, 4)
+MOST_RANKS = 64
 _BARRED = (64 * KB, MB, 16 * MB, 64 * MB)
 _COPIES = {2: "<= 2.5", 4: "<= 3.5"}  # of a bucket of 64 MB
-_BLOCKS, _QUICK_BLOCKS = 16, 12
+_HELD = 10  # messages that a worker holds at most, all contenders' together
 _UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]?B)", re.IGNORECASE)
 
@@ -56,13 +57,7 @@ class Point:
         return f"{spell(self.nbytes)}, {self.ranks} ranks"
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of a call, block by block."""
-
-    shoal: Sequence[float]
-    gloo: Sequence[float]
-    copy: Sequence[float]
+Measured = tuple[Point, Times]
 
 
 def spell(nbytes: int) -> str:
@@ -92,60 +87,115 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def run(
-    settings: Settings, ranks: Sequence[int] | None = None, sizes: Sequence[int] | None = None
-) -> Iterator[Result]:
-    """Every measurement of the suite.
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """The numbers of ranks that ``2,4`` means.
+
+    >>> parse_ranks("2, 4")
+    (2, 4)
+    """
+    call, parts = f"--ranks {text}", [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise BadArgument(call, "numbers of ranks are written 2,4, or 2 for one alone")
+    counts = tuple(int(part) for part in parts)
+    if not all(2 <= count <= MOST_RANKS for count in counts):
+        raise BadArgument(call, f"each must lie in 2 .. {MOST_RANKS}")
+    if len(set(counts)) < len(counts):
+        raise BadArgument(call, "name each number once")
+    return counts
+
+
+def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
+    """The suite for these ranks and sizes; its usual ones where none are given.
 
     Args:
-        settings: of the run.
         ranks: how many take part; 2, then 4.
         sizes: of messages in bytes; 4 KB to 64 MB.
+
+    Raises:
+        BadArgument: the largest message does not fit this machine's memory as often as needed.
     """
-    blocks = _QUICK_BLOCKS if settings.quick else _BLOCKS
+    largest, most = max(sizes, default=0), max(ranks, default=max(RANKS))
+    memory = machine().memory_nbytes
+    if memory and _HELD * largest * most > memory:
+        raise BadArgument(
+            f"--sizes up to {spell(largest)}",
+            f"{most} ranks would hold {_HELD * largest * most / 2**30:.0f} GB together, and this "
+            f"machine has {memory / 2**30:.0f}; ask for smaller messages or fewer ranks",
+        )
+    return replace(SUITE, run=partial(run, ranks=ranks, sizes=sizes))
+
+
+def run(
+    settings: Settings, ranks: Sequence[int] = (), sizes: Sequence[int] = ()
+) -> Iterator[Result]:
+    """Every measurement of the suite; DDP's steps too, unless ranks or sizes are chosen."""
+    from shoal.bench import mpi_peer
+
+    peer = mpi_peer.find().name
     chosen = sizes or (SIZES[::2][:3] if settings.quick else SIZES)
     counts = ranks or (RANKS[:1] if settings.quick else RANKS)
     plan = [(count, nbytes) for count in counts for nbytes in chosen]
-    measured = []
+    measured: list[Measured] = []
     for done, (count, nbytes) in enumerate(plan):
         settings.progress(f"{count} ranks, {spell(nbytes)}", done, len(plan))
-        measured += measure(count, nbytes, blocks)
-    for collective in COLLECTIVES:  # a table each, of all sizes
-        mine = [item for item in measured if item[0].name == collective.name]
-        yield from (timed(*item) for item in mine)
-        yield from (spaced(*item) for item in mine)
-    if not settings.quick:
+        blocks = MIN_BLOCKS if settings.quick or nbytes > MB else 2 * MIN_BLOCKS
+        found = measure(count, nbytes, blocks, mpi=bool(peer))
+        measured += [(Point(name, nbytes, count), times) for name, times in found.items()]
+    for collective in COLLECTIVES:
+        yield from rows([item for item in measured if item[0].name == collective.name], peer)
+    if not (settings.quick or ranks or sizes):
         from shoal.bench.ddp_steps import steps
 
         yield from steps(settings)
 
 
-SUITE = Suite("collectives", "the shoal backend against gloo and a copy of the message", run)
+SUITE = Suite("collectives", "the shoal backend against gloo, Open MPI and a copy", run, draw)
 
 
-def timed(point: Point, times: Times) -> Result:
-    """The time of a call, against gloo's."""
-    ratio = estimate(paired_ratios(times.shoal, times.gloo))
-    row = Result(
-        point.case, f"{point.name}: time", 1e6 * median(times.shoal), "us", "gloo", ratio.value
-    )
-    return _barred(row, ratio, gloo_bar(point))
+def rows(measured: Sequence[Measured], peer: str) -> Iterator[Result]:
+    """A table against each peer, of all sizes; then the control."""
+    yield from (timed(*item, GLOO, "gloo") for item in measured)
+    yield from (timed(*item, MPI, peer) for item in measured if MPI in item[1])
+    yield from (spaced(*item) for item in measured)
+    yield from (control(*item) for item in measured)
+
+
+def timed(point: Point, times: Times, who: str, peer: str) -> Result:
+    """The time of a call, against a peer's."""
+    bar = gloo_bar(point) if who == GLOO else mpi_bar(point)
+    ours = 1e6 * median(times[SHOAL])
+    row = Result(point.case, f"{point.name}: time", ours, "us", peer, 1.0)
+    return _held(row, times, who, bar)
 
 
 def spaced(point: Point, times: Times) -> Result:
     """The bus bandwidth of a call; its time, against that of a copy."""
-    traffic = next(c.traffic for c in COLLECTIVES if c.name == point.name)(point.ranks)
-    bandwidth = traffic * point.nbytes / median(times.shoal) / 1e9
-    ratio = estimate(paired_ratios(times.shoal, times.copy))
-    row = Result(
-        point.case, f"{point.name}: bus bandwidth", bandwidth, "GB/s", "a copy", ratio.value
-    )
-    return _barred(row, ratio, copy_bar(point))
+    bandwidth = _collective(point).traffic(point.ranks) * point.nbytes / median(times[SHOAL]) / 1e9
+    row = Result(point.case, f"{point.name}: bus bandwidth", bandwidth, "GB/s", "a copy", 1.0)
+    return _held(row, times, COPY, copy_bar(point))
 
 
-def _barred(row: Result, ratio: Estimate, bar: str | None) -> Result:
-    holds = None if bar is None else Bar.parse(bar).met(ratio.value)
-    return replace(row, interval=ratio.interval, bar=bar, holds=holds)
+def control(point: Point, times: Times) -> Result:
+    """A/A: how far apart equals seem to be."""
+    seconds = 1e6 * median(times[TWIN])
+    row = Result(f"{point.case}, A/A", f"{point.name}: time", seconds, "us", "itself", 1.0)
+    found = estimate(paired_ratios(times[TWIN], times[SHOAL]))
+    return replace(row, ratio=found.value, interval=found.interval)
+
+
+def _collective(point: Point) -> Collective:
+    return next(each for each in COLLECTIVES if each.name == point.name)
+
+
+def _held(row: Result, times: Times, who: str, bar: str | None) -> Result:
+    """The row with its ratio, and the verdict on it."""
+    ratio = estimate(paired_ratios(times[SHOAL], times[who]))
+    noise = estimate(paired_ratios(times[TWIN], times[SHOAL])).interval.half_width
+    holds = None
+    if bar is not None and noise <= MAX_HALF_WIDTH:
+        target = Bar.parse(bar)
+        holds = target.met(ratio.value, slack=noise * target.limit)  # noise is a part of the time
+    return replace(row, ratio=ratio.value, interval=ratio.interval, bar=bar, holds=holds)
 
 
 def gloo_bar(point: Point) -> str:
@@ -157,74 +207,14 @@ def gloo_bar(point: Point) -> str:
     return "<= 1"
 
 
+def mpi_bar(point: Point) -> str | None:
+    """Of the time, as a part of MPI's."""
+    reduces = point.name in (ALL_REDUCE.name, IN_PLACE.name)
+    return "<= 1" if reduces and point.nbytes >= MB else None
+
+
 def copy_bar(point: Point) -> str | None:
     """Of the time, in copies of the message."""
     if point.name == IN_PLACE.name and point.nbytes == 64 * MB:
         return _COPIES.get(point.ranks)
     return None
-
-
-def measure(ranks: int, nbytes: int, blocks: int) -> list[tuple[Point, Times]]:
-    """Times of every collective for one size, in one set of workers."""
-    workers = run_workers(ranks, time_blocks, nbytes, blocks, seconds=900)
-    found = []
-    for index, collective in enumerate(COLLECTIVES):
-        each = [slowest([worker[index][kind] for worker in workers]) for kind in range(2)]
-        point = Point(collective.name, nbytes, ranks)
-        found.append((point, Times(each[0], each[1], workers[0][index][2])))
-    return found
-
-
-def time_blocks(nbytes: int, blocks: int) -> list[list[list[float]]]:
-    """What a worker does: for each collective, seconds of shoal, of gloo and of a copy."""
-    import torch.distributed as dist
-
-    from shoal.wire.shm import register
-
-    register()
-    dist.init_process_group("shoal")
-    world, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
-    if world is None:
-        raise RuntimeError("no process group was made")
-    times = max(1, min(50, MB // nbytes * 2))
-    found = []
-    for collective in COLLECTIVES:
-        calls = [_prepared(collective, group, nbytes // 4) for group in (world, gloo)]
-        found.append(_in_turns(calls, times, blocks, _copier(nbytes)))
-    return found
-
-
-def _prepared(collective: Collective, group: object, numel: int) -> Call:
-    call = collective.prepare(group, numel)  # type: ignore[arg-type]
-    for _ in range(2):
-        call()
-    return call
-
-
-def _copier(nbytes: int) -> Call:
-    import torch
-
-    source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
-    return lambda: memmove(target.data_ptr(), source.data_ptr(), nbytes)
-
-
-def _in_turns(calls: Sequence[Call], times: int, blocks: int, copy: Call) -> list[list[float]]:
-    """Seconds a call of each; AB in one block, BA in the next, and a copy by rank 0 after."""
-    import torch.distributed as dist
-
-    seconds: list[list[float]] = [[], [], []]
-    for block in range(blocks):
-        for which in (0, 1) if block % 2 == 0 else (1, 0):
-            dist.barrier()
-            seconds[which].append(_seconds(calls[which], times))
-        dist.barrier()
-        if dist.get_rank() == 0:
-            seconds[2].append(_seconds(copy, times))
-    return seconds
-
-
-def _seconds(call: Call, times: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - begin) / times

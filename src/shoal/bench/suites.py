@@ -43,11 +43,13 @@ class Suite:
         name: what one types.
         summary: one line for ``shoal bench --list``.
         run: yields each result as soon as it is known.
+        draw: writes plots of a report into a folder, and says where they are.
     """
 
     name: str
     summary: str
     run: Callable[[Settings], Iterable[Result]]
+    draw: Callable[[Report, Path], Iterable[Path]] | None = None
 
 
 def run(suite: Suite, settings: Settings) -> Report:

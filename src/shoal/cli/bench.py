@@ -32,6 +32,8 @@ def bench(
     suite: str = typer.Argument("", metavar="SUITE", help="Which suite; see --list."),
     quick: bool = typer.Option(False, "--quick", help="Fewer cases and blocks: within a minute."),
     json: Path | None = typer.Option(None, "--json", metavar="PATH", help="Keep the report here."),
+    ranks: str = typer.Option("", "--ranks", metavar="2,4", help="Of collectives: how many."),
+    sizes: str = typer.Option("", "--sizes", metavar="4KB:64MB", help="Of collectives: messages."),
     seed: int = typer.Option(0, "--seed", min=0, help="Of data and initial parameters."),
     list_: bool = typer.Option(False, "--list", help="Show the suites and end."),
 ) -> None:
@@ -48,14 +50,16 @@ def bench(
     if not suite:
         names = ", ".join(each.name for each in benchmarks.SUITES)
         raise UsageError(f"shoal bench: name a suite, one of: {names}")
-    chosen = benchmarks.find(suite)
     target = None if json is None else writable(json)
+    chosen = tailored(benchmarks.find(suite), ranks, sizes)
     with watched(Console(stderr=True)) as progress:
         report = run(chosen, Settings(quick, seed, progress))
     show(console, report)
+    remark(console, chosen)
     if target is not None:
         replace_text(target, report.to_json())
         console.print(f"[dim]written to[/dim] {target}", soft_wrap=True)
+        draw(console, chosen, report, target)
     raise typer.Exit(report.exit_code)
 
 
@@ -76,6 +80,41 @@ def writable(path: Path) -> Path:
     except OSError as error:
         why = f"cannot write in {target.parent} ({error.strerror}); name another place"
         raise BadArgument(call, why) from None
+
+
+def tailored(suite: Suite, ranks: str, sizes: str) -> Suite:
+    """The suite, with what was asked of it; only collectives have ranks and sizes."""
+    from shoal.bench import collectives
+
+    if suite is collectives.SUITE:
+        return collectives.suite(
+            collectives.parse_ranks(ranks) if ranks else (),
+            collectives.parse_sizes(sizes) if sizes else (),
+        )
+    if ranks or sizes:
+        raise UsageError(
+            f"shoal bench {suite.name}: --ranks and --sizes are for the suite collectives; "
+            "leave them out"
+        )
+    return suite
+
+
+def remark(console: Console, suite: Suite) -> None:
+    """Which peer was not there to be measured, and why."""
+    from shoal.bench import collectives, mpi_peer
+
+    if suite.name == collectives.SUITE.name and (why := mpi_peer.find().why_not):
+        console.print(f"MPI was not measured: {why}", markup=False, soft_wrap=True)
+
+
+def draw(console: Console, suite: Suite, report: Report, target: Path) -> None:
+    """The plots of a suite that has any, in a folder beside the report, with its name."""
+    if suite.draw is None:
+        return
+    folder = target.with_name(f"{target.stem}-plots")
+    folder.mkdir(exist_ok=True)
+    count = len(list(suite.draw(report, folder)))
+    console.print(f"[dim]{count} plots in[/dim] {folder}", soft_wrap=True)
 
 
 @contextmanager

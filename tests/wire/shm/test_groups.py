@@ -141,6 +141,7 @@ dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(3)
 dist.all_reduce(x)
 dist.barrier()
+dist.monitored_barrier()
 assert x.eq(1).all()
 assert sum(type(f).__name__ == "_Finder" for f in sys.meta_path) == 0
 dist.destroy_process_group()

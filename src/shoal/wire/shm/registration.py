@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from shoal.wire.shm.monitored import admit
+
 NAME = "shoal"
 _AWAITED = "torch.distributed.distributed_c10d"
 
@@ -42,6 +44,7 @@ def _register(module: Any) -> None:
     backend = module.Backend
     if NAME.upper() not in backend._plugins:
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        admit(module, NAME)
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:

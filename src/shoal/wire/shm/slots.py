@@ -58,6 +58,10 @@ class Slots:
         """Copy from a rank's slot into memory of this process."""
         memmove(target, self.address(rank) + at, nbytes)
 
+    def share(self, ranks: int, head: int = 0) -> int:
+        """Bytes of a slot, behind its head, for one rank, when each other rank gets its own."""
+        return (self.nbytes - head) // max(ranks - 1, 1) // ALIGN * ALIGN
+
     def integers(self, rank: int, count: int) -> list[int]:
         """The first ``count`` 64-bit integers of a rank's slot."""
         begin = self.offset(rank)
@@ -74,3 +78,8 @@ class Slots:
             found = self._bytes[begin : begin + numel * dtype.itemsize].view(dtype)
             self._views[key] = found
         return found
+
+
+def place(giver: int, taker: int) -> int:
+    """Which part of the giver's slot is the taker's, when none is for the giver itself."""
+    return taker - (taker > giver)

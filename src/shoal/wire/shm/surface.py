@@ -1,7 +1,7 @@
-"""What every part of the process group stands on: its names, its order of work, its end.
+"""What every part of the process group stands on: its order of work, and its end.
 
-torch finds a group by name, asks it for its device types and backend, and takes it down; the C++
-forms of these want a backend written in C++, so they are all answered here.
+torch asks a group for its device types and backend, and takes it down; the C++ forms of these want
+a backend written in C++, so they are answered here, as its names are in ``identity``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
 from shoal.wire.shm.board import entitled
 from shoal.wire.shm.flat import spell
+from shoal.wire.shm.identity import Identity
 from shoal.wire.shm.place import Place
 from shoal.wire.shm.work import Lane, Work
 
@@ -33,11 +33,7 @@ def title(name: str, dtype: torch.dtype, numel: int) -> bytes:
     return entitled(f"{name} of {spell(dtype, numel)}")
 
 
-# torch declares each method several times over, in forms that nothing calls on a Python group
-_TorchGroup: Any = dist.ProcessGroup
-
-
-class Base(_TorchGroup):  # type: ignore[misc]
+class Base(Identity):
     """A process group without any collective.
 
     Args:
@@ -52,9 +48,8 @@ class Base(_TorchGroup):  # type: ignore[misc]
     supports_time_estimate = False
 
     def __init__(self, store: Store, rank: int, size: int, *, place: Place) -> None:
-        super().__init__(rank, size)  # the form with a store cannot be subclassed
-        self._shape = rank, size
-        self._store, self._pid, self._names = store, os.getpid(), ("", "undefined")
+        super().__init__(rank, size)
+        self._store, self._pid = store, os.getpid()
         self._wire, self._post, self._board = place.wire, place.post, place.wire.board
         self._broken: BaseException | None = None
         self._order = 0
@@ -77,25 +72,9 @@ class Base(_TorchGroup):  # type: ignore[misc]
         self._order += 1
         return self._lane.do(task, outputs, background=opts is None or opts.asyncOp)
 
-    def rank(self) -> int:
-        """Of this process in the group; torch's own way to ask costs microseconds."""
-        return self._shape[0]
-
-    def size(self) -> int:
-        """How many ranks."""
-        return self._shape[1]
-
     def get_group_store(self) -> Store:
         """The store the group was made with."""
         return self._store
-
-    def getBackendName(self) -> str:
-        """Asked for by torch's C++ side."""
-        return "shoal"
-
-    def name(self) -> str:
-        """Of the backend."""
-        return "shoal"
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -107,22 +86,6 @@ class Base(_TorchGroup):  # type: ignore[misc]
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Whether torch may ask the backend for memory; it has its own way (``allocate``)."""
         return False
-
-    @property
-    def group_name(self) -> Any:
-        """What torch registers the group under."""
-        return self._names[0]
-
-    def _set_group_name(self, name: str) -> None:
-        self._names = (name, self._names[1])
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for."""
-        return self._names[1]
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._names = (self._names[0], desc)
 
     def _get_sequence_number_for_group(self) -> int:
         return self._order

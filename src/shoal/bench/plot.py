@@ -1,0 +1,157 @@
+"""Plots of measurements: lines over two logarithmic axes, as one SVG file that needs nothing else.
+
+Times and sizes span decades, and who wins where is seen only when each factor of ten takes the same
+room. Any browser shows the file, and resting on a point tells its numbers. The same series give the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+from shoal.errors import BadArgument
+from shoal.timeline.files import replace_text
+
+Points = Sequence[tuple[float, float]]
+
+_COLOURS = (  # Okabe and Ito's, which colour-blind readers tell apart
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C8C00",
+)
+_DASHES = ("", "7 3", "2 3")  # when colours run out
+_WIDTH, _LEFT, _TOP, _BOTTOM, _LEGEND = 880, 76, 44, 56, 250
+_LINE = 20  # pixels of one line of the legend
+_MOST_TICKS = 10
+
+
+class _Axis(NamedTuple):
+    """Where on the page a value lies: ``low`` at ``start``, ``high`` at ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def write_plot(
+    path: str | Path, title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]
+) -> None:
+    """Write a plot with one line a series to ``path``, whole or not at all.
+
+    Args:
+        path: of the SVG file; one that is there is replaced.
+        title: over the plot.
+        xlabel: of the axis across, with its unit.
+        ylabel: of the axis up, with its unit.
+        series: name -> (x, y) points, all above zero; drawn by rising x.
+    """
+    replace_text(path, drawn(title, xlabel, ylabel, series))
+
+
+def drawn(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]) -> str:
+    """The plot as SVG text."""
+    points = [point for line in series.values() for point in line]
+    if not points:
+        raise BadArgument(f"plot {title!r}", "has no point to draw")
+    if wrong := [p for p in points if not all(0 < v < math.inf for v in p)]:
+        raise BadArgument(f"plot {title!r}", f"{wrong[0]} does not fit on logarithmic axes")
+    height = max(460, _TOP + _BOTTOM + _LINE * len(series))
+    across = _Axis(*_span(x for x, _ in points), _LEFT, _WIDTH - _LEGEND)
+    up = _Axis(*_span(y for _, y in points), height - _BOTTOM, _TOP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        _text(_LEFT, 24, title, extra='font-size="16"'),
+        _text((across.start + across.end) / 2, height - 14, xlabel, anchor="middle"),
+        _text(0, 0, ylabel, anchor="middle", extra=f'transform="{_sideways(up)}"'),
+        *_grid(across, up, sorted({x for x, _ in points})),
+    ]
+    for index, (name, line) in enumerate(series.items()):
+        parts += _line(index, name, sorted(line), (across, up))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _sideways(up: _Axis) -> str:
+    return f"translate(18 {(up.start + up.end) / 2}) rotate(-90)"
+
+
+def _span(values: Iterable[float]) -> tuple[float, float]:
+    """From end to end with a little room, also when all are equal."""
+    listed = list(values)
+    low, high = min(listed), max(listed)
+    room = max((high / low) ** 0.04, 1.1)
+    return low / room, high * room
+
+
+def _grid(across: _Axis, up: _Axis, xs: Sequence[float]) -> Iterator[str]:
+    binary = all(x < 1024 or x % 1024 == 0 for x in xs) and xs[-1] >= 1024
+    for x in xs if len(xs) <= _MOST_TICKS else _round_values(across.low, across.high):
+        place = across.at(x)
+        yield _rule(place, up.start, place, up.end)
+        yield _text(place, up.start + 16, _spelled(x, binary=binary), anchor="middle")
+    for y in _round_values(up.low, up.high):
+        place = up.at(y)
+        yield _rule(across.start, place, across.end, place)
+        yield _text(across.start - 6, place + 4, _spelled(y, binary=False), anchor="end")
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Powers of ten, or 1, 2 and 5 times them when these are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 2, 5), tuple(range(10, 100))):
+        scale = 10 if len(steps) > 3 else 1
+        found = [s * 10.0**d / scale for d in decades for s in steps]
+        inside = [value for value in found if low <= value <= high]
+        if len(inside) >= 3:
+            return inside[:: 1 + len(inside) // _MOST_TICKS]
+    return inside
+
+
+def _spelled(value: float, *, binary: bool) -> str:
+    """1500 as ``1.5k``; of sizes in bytes, 4096 as ``4K``."""
+    base, units = (1024, "KMGT") if binary else (1000, "kMGT")
+    for power in range(len(units), 0, -1):
+        if value >= base**power:
+            return f"{value / base**power:.4g}{units[power - 1]}"
+    return f"{value:.4g}"
+
+
+def _line(index: int, name: str, line: Points, axes: tuple[_Axis, _Axis]) -> Iterator[str]:
+    """One series, and its line of the legend."""
+    across, up = axes
+    colour = _COLOURS[index % len(_COLOURS)]
+    dash = _DASHES[index // len(_COLOURS) % len(_DASHES)]
+    style = f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
+    places = [(across.at(x), up.at(y)) for x, y in line]
+    if places:
+        way = " ".join(f"{x:g},{y:g}" for x, y in places)
+        yield f'<polyline points="{way}" fill="none" {style}/>'
+    for (x, y), (left, top) in zip(line, places, strict=True):
+        told = f"<title>{escape(name)}: {x:.10g}, {y:.4g}</title>"
+        yield f'<circle cx="{left:g}" cy="{top:g}" r="3" fill="{colour}">{told}</circle>'
+    left, top = _WIDTH - _LEGEND + 14, _TOP + 6 + _LINE * index
+    yield f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" {style}/>'
+    yield _text(left + 32, top + 4, name)
+
+
+def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="#dddddd"/>'
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", extra: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" {extra}>{escape(text)}</text>'

@@ -1,0 +1,67 @@
+"""One message between two ranks, while it is being sent or received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch import Tensor
+
+from shoal.errors import LayoutMismatch
+from shoal.wire.shm.work import Work
+
+
+class Parcel(Work):
+    """A message under way.
+
+    Args:
+        flat: its numbers, contiguous.
+        tag: must match.
+        peer: the other rank, or None for any.
+        end: when it must have arrived, on the monotonic clock.
+        drive: called with the message by who waits for it; returns when it has arrived.
+    """
+
+    def __init__(
+        self,
+        flat: Tensor,
+        tag: int,
+        *,
+        peer: int | None,
+        end: float,
+        drive: Callable[[Parcel], None] | None = None,
+    ) -> None:
+        super().__init__([flat])
+        self.flat, self.tag, self.peer, self._drive = flat, tag, peer, drive
+        self.address, self.nbytes, self.start = flat.data_ptr(), flat.nbytes, 0
+        self.end, self.finally_ = end, None
+
+    finally_: Callable[[], None] | None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is sent or received, and raise what went wrong."""
+        if not self._done and self._drive is not None:
+            self._drive(self)
+        return super().wait()
+
+    def _source_rank(self) -> int:
+        return -1 if self.peer is None else self.peer
+
+    def source_rank(self) -> int:
+        """Whom the message came from."""
+        return self._source_rank()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Mark as done; put the message into a tensor that was not contiguous."""
+        if error is None and self.finally_ is not None:
+            self.finally_()
+        super().finish(error)
+
+    def misfit(self, nbytes: int) -> LayoutMismatch | None:
+        """What is wrong if ``nbytes`` were sent; None if that is what is wanted."""
+        if nbytes == self.nbytes:
+            return None
+        return LayoutMismatch(
+            f"receive (tag {self.tag}): rank {self.peer} sent {nbytes} bytes, "
+            f"but the tensor here has {self.nbytes}; both ends need the same size and type"
+        )
