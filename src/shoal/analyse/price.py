@@ -1,8 +1,7 @@
 """Price of a collective: walk the same rounds that a wire runs and a proof checks.
 
-Rounds follow one another. In a round each rank sends and receives at once (full duplex), but its
-own messages one after the other; all chunks from one rank to another are one message. A round lasts
-as long as its busiest rank. Reducing is taken to hide behind receiving.
+How rounds add up is told in :mod:`shoal.axes.collectives.walk`. Reducing is taken to hide behind
+receiving.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -11,11 +10,11 @@ References:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from shoal.analyse.links import Link
-from shoal.axes.collectives import Collective, Round
+from shoal.axes.collectives import Collective, Network, Round, walk
 from shoal.errors import BadArgument
 
 
@@ -33,7 +32,7 @@ def price(
     listed = list(rounds)
     if chunks is None:
         chunks = 1 + max((copy.chunk for copies in listed for copy in copies), default=0)
-    return sum(_round_seconds(copies, nbytes / chunks, link) for copies in listed)
+    return walk(listed, nbytes / chunks, link.cost)
 
 
 def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, link: Link) -> float:
@@ -42,25 +41,19 @@ def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, lin
     ``native`` gives no rounds: it is taken to do what Rabenseifner's algorithm does, that is
     ``2 ceil(log2 world)`` messages and ``2 (world - 1) / world`` of the bytes, which no all-reduce
     in so few messages can undercut. Gloo's own ring has more latency: measure where it matters.
+    A route that differs with size costs what its choice for this size does.
     """
     if world < 1 or nbytes < 0:
         raise BadArgument(f"price of {collective} (world={world}, nbytes={nbytes})", "too small")
+    if collective.choose is not None:
+        network = Network(link.cost, partial(_rabenseifner, world, link))
+        collective = collective.choose(nbytes, world, network)
     if collective.rounds is None:
-        return _rabenseifner(world, nbytes, link)
+        return _rabenseifner(world, link, nbytes)
     return price(collective.rounds(world), nbytes, link, chunks=collective.chunks(world))
 
 
-def _round_seconds(copies: Round, chunk_nbytes: float, link: Link) -> float:
-    messages = Counter((copy.source, copy.target) for copy in copies)
-    busy: dict[tuple[str, int], float] = {}
-    for (source, target), count in messages.items():
-        seconds = link.cost(count * chunk_nbytes)
-        for end in (("sends", source), ("receives", target)):
-            busy[end] = busy.get(end, 0.0) + seconds
-    return max(busy.values(), default=0.0)
-
-
-def _rabenseifner(world: int, nbytes: float, link: Link) -> float:
+def _rabenseifner(world: int, link: Link, nbytes: float) -> float:
     """Halve the ranks' share until one is left, then double it back: twice the same messages."""
     seconds, share = 0.0, world
     while share > 1:

@@ -5,11 +5,11 @@ A new suite is one file and one line of ``SUITES``; it then shows in ``shoal ben
 
 from __future__ import annotations
 
-from shoal.bench import collectives, overhead
+from shoal.bench import collectives, exchange, overhead, routes
 from shoal.bench.suites import Suite
 from shoal.errors import UnknownName
 
-SUITES: tuple[Suite, ...] = (overhead.SUITE, collectives.SUITE)
+SUITES: tuple[Suite, ...] = (overhead.SUITE, collectives.SUITE, routes.SUITE, exchange.SUITE)
 
 
 def find(name: str) -> Suite:

@@ -11,6 +11,7 @@ Blocking: whoever wants overlap calls it from a communication thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -78,44 +79,70 @@ def run_legs(
         raise BadArgument(f"run_rounds(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
     if chunks < 1:
         raise BadArgument(f"run_rounds(chunks={chunks})", "needs at least one chunk")
-    parts = _cut(tensor, chunks)
+    cut = Cut(tensor, chunks)
     for leg in mine:
-        _run_leg(parts, leg, group or dist.group.WORLD, tag)
+        _run_leg(cut, leg, group or dist.group.WORLD, tag)
 
 
-def _cut(tensor: Tensor, chunks: int) -> list[Tensor]:
-    """Views whose sizes differ by one at most; some are empty when elements are few."""
-    n = tensor.numel()
-    return [tensor[i * n // chunks : (i + 1) * n // chunks] for i in range(chunks)]
+class Cut(NamedTuple):
+    """A flat tensor in chunks whose sizes differ by one at most; some may be empty."""
+
+    tensor: Tensor
+    chunks: int
+
+    def part(self, first: int, count: int = 1) -> Tensor:
+        """A view of ``count`` chunks that lie side by side."""
+        n = self.tensor.numel()
+        return self.tensor[first * n // self.chunks : (first + count) * n // self.chunks]
+
+    def message(self, chunks: Sequence[int]) -> Tensor:
+        """These chunks in one piece: a view where they lie side by side, else a copy."""
+        if _side_by_side(chunks):
+            return self.part(chunks[0], len(chunks))
+        return torch.cat([self.part(chunk) for chunk in chunks])
 
 
-def _run_leg(parts: list[Tensor], leg: Leg, group: dist.ProcessGroup | None, tag: int) -> None:
+def _side_by_side(chunks: Sequence[int]) -> bool:
+    return all(after == before + 1 for before, after in pairwise(chunks))
+
+
+def _run_leg(cut: Cut, leg: Leg, group: dist.ProcessGroup | None, tag: int) -> None:
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
     for peer, takes in leg.receives.items():
-        # a buffer of its own: what is sent in a round is what was held before it
-        buffer = parts[0].new_empty(sum(parts[chunk].numel() for chunk, _ in takes))
-        if buffer.numel():
+        buffer = _place(cut, leg, takes)
+        if buffer is None:  # what is sent in a round is what was held before it
+            buffer = cut.tensor.new_empty(sum(cut.part(chunk).numel() for chunk, _ in takes))
             arrivals.append((buffer, takes))
+        if buffer.numel():
             ops.append(dist.P2POp(dist.irecv, buffer, group=group, tag=tag, group_peer=peer))
     for peer, gives in leg.sends.items():
-        message = _pack([parts[chunk] for chunk in gives])
+        message = cut.message(gives)
         if message.numel():  # both ends know that an empty one is not sent
             ops.append(dist.P2POp(dist.isend, message, group=group, tag=tag, group_peer=peer))
     for work in dist.batch_isend_irecv(ops) if ops else ():
         work.wait()
     for buffer, takes in arrivals:
-        _take_in(parts, buffer, takes)
+        _take_in(cut, buffer, takes)
 
 
-def _pack(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+def _place(cut: Cut, leg: Leg, takes: list[tuple[int, bool]]) -> Tensor | None:
+    """Where a message can be received at once: nothing is added, and nothing there is sent."""
+    chunks = [chunk for chunk, _ in takes]
+    leaving = {chunk for gives in leg.sends.values() for chunk in gives}
+    if any(add for _, add in takes) or leaving.intersection(chunks) or not _side_by_side(chunks):
+        return None
+    return cut.part(chunks[0], len(chunks))
 
 
-def _take_in(parts: list[Tensor], buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
-    sizes = [parts[chunk].numel() for chunk, _ in takes]
+def _take_in(cut: Cut, buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
+    chunks = [chunk for chunk, _ in takes]
+    if all(add for _, add in takes) and _side_by_side(chunks):
+        cut.part(chunks[0], len(chunks)).add_(buffer)
+        return
+    sizes = [cut.part(chunk).numel() for chunk in chunks]
     for (chunk, add), arrived in zip(takes, torch.split(buffer, sizes), strict=True):
         if add:
-            parts[chunk].add_(arrived)
+            cut.part(chunk).add_(arrived)
         else:
-            parts[chunk].copy_(arrived)
+            cut.part(chunk).copy_(arrived)

@@ -1,10 +1,49 @@
 """By what route? Each answer is a file; a route is data that is run, proved, priced and drawn."""
 
-from shoal.axes.collectives.collective import Collective, Copy, Round
+from shoal.axes.collectives.blueconnect import blueconnect
+from shoal.axes.collectives.butterfly import butterfly
+from shoal.axes.collectives.collective import Collective, Copy, Cost, Network, Round
+from shoal.axes.collectives.double_tree import double_tree
+from shoal.axes.collectives.fastest import fastest
+from shoal.axes.collectives.halving_doubling import halving_doubling
+from shoal.axes.collectives.hierarchical import hierarchical
+from shoal.axes.collectives.linear import linear
 from shoal.axes.collectives.native import native
 from shoal.axes.collectives.prove import prove
 from shoal.axes.collectives.ring import ring
+from shoal.axes.collectives.tree import tree
+from shoal.axes.collectives.walk import walk
 
-MEMBERS = (native, ring)
+MEMBERS = (
+    native,
+    linear,
+    ring,
+    tree,
+    double_tree,
+    butterfly,
+    halving_doubling,
+    hierarchical,
+    blueconnect,
+    fastest,
+)
 
-__all__ = ["MEMBERS", "Collective", "Copy", "Round", "native", "prove", "ring"]
+__all__ = [
+    "MEMBERS",
+    "Collective",
+    "Copy",
+    "Cost",
+    "Network",
+    "Round",
+    "blueconnect",
+    "butterfly",
+    "double_tree",
+    "fastest",
+    "halving_doubling",
+    "hierarchical",
+    "linear",
+    "native",
+    "prove",
+    "ring",
+    "tree",
+    "walk",
+]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 
 class Copy(NamedTuple):
@@ -23,6 +23,26 @@ class Copy(NamedTuple):
 Round = tuple[Copy, ...]
 """Copies that happen at once: each reads what its source held before the round."""
 
+Cost: TypeAlias = Callable[[float], float]
+"""Seconds that so many bytes take."""
+
+
+class Network(NamedTuple):
+    """What a network was measured to take, the same on every rank.
+
+    Args:
+        message: nbytes -> seconds of one message between two ranks.
+        native: nbytes -> seconds of torch's own all-reduce.
+    """
+
+    message: Cost
+    native: Cost
+
+
+def any_world(world: int) -> str:
+    """Refuse no number of workers."""
+    return ""
+
 
 @dataclass(frozen=True, repr=False)
 class Collective:
@@ -32,11 +52,21 @@ class Collective:
         name: what one types; two collectives are equal when their names are.
         rounds: world -> the rounds, each a tuple of copies; None means whatever torch does.
         chunks: world -> into how many chunks a message is cut.
+        refusal: world -> why it cannot serve so many workers; empty when it can.
+        choose: (nbytes, world, network) -> the route for messages of that size, when it differs
+            with size; then ``rounds`` is None.
     """
 
     name: str
     rounds: Callable[[int], Iterable[Round]] | None = field(compare=False)
     chunks: Callable[[int], int] = field(compare=False)
+    refusal: Callable[[int], str] = field(default=any_world, compare=False)
+    choose: Callable[[float, int, Network], Collective] | None = field(default=None, compare=False)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether torch's own all-reduce runs, whatever the size."""
+        return self.rounds is None and self.choose is None
 
     def __repr__(self) -> str:
         return self.name

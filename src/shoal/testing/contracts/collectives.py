@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from shoal.axes.collectives import Collective, prove
+from shoal.axes.collectives import Collective, Network, prove
+from shoal.errors import UsageError
 from shoal.testing.contracts.require import close, require
 
-WORLDS = (1, 2, 3, 4, 5, 7, 8, 16)
+WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+
+
+def served(collective: Collective) -> tuple[int, ...]:
+    """The worlds that a route with rounds does not refuse."""
+    if collective.rounds is None:
+        return ()
+    return tuple(world for world in WORLDS if not collective.refusal(world))
 
 
 def every_rank_ends_with_every_part_once(collective: Collective) -> None:
     """Proved on multisets of ranks, where nothing can cancel."""
-    for world in WORLDS:
+    for world in served(collective):
         prove(collective, world)
+
+
+def a_world_that_is_refused_gets_no_rounds(collective: Collective) -> None:
+    """One worker is always served; a refusal says why, and nobody is sent on half a route."""
+    require(not collective.refusal(1), f"{collective}: refuses a single worker")
+    for world in WORLDS:
+        if collective.rounds is not None and collective.refusal(world):
+            try:
+                found = list(collective.rounds(world))
+            except UsageError:
+                continue
+            raise AssertionError(
+                f"{collective}: refuses {world} ranks, and has {len(found)} rounds"
+            )
+
+
+def it_chooses_among_routes_that_serve(collective: Collective) -> None:
+    """Whatever the size and the network, the choice has rounds for that world, or is torch's."""
+    for world in WORLDS if collective.choose else ():
+        for nbytes in (1, 2**12, 2**20, 2**30):
+            for alpha, native in ((1e-4, 1.0), (0.0, 1.0), (1.0, 1e-9)):
+                network = Network(partial(_line, alpha), partial(_line, native))
+                chosen = collective.choose(nbytes, world, network) if collective.choose else None
+                fits = chosen is not None and not chosen.refusal(world) and chosen.choose is None
+                require(fits, f"{collective}, {world} ranks: chose {chosen}")
+
+
+def _line(alpha: float, nbytes: float) -> float:
+    return alpha + 1e-9 * nbytes
 
 
 def all_ranks_hold_the_same_bits(collective: Collective) -> None:
     """On numbers, every rank ends with the sum, and with the same rounding of it."""
-    for world in WORLDS if collective.rounds else ():
+    for world in served(collective):
         chance = torch.Generator().manual_seed(world)
         chunks = collective.chunks(world)
         held = torch.randn(world, chunks, generator=chance)
@@ -30,7 +69,7 @@ def all_ranks_hold_the_same_bits(collective: Collective) -> None:
 
 def rounds_are_the_same_each_time(collective: Collective) -> None:
     """Every rank works the route out for itself, so it must come out the same."""
-    for world in WORLDS if collective.rounds else ():
+    for world in served(collective):
         require(collective.chunks(world) >= 1, f"{collective}, {world} ranks: no chunk")
         rounds = collective.rounds
         if rounds is not None:
@@ -50,6 +89,8 @@ def _run(collective: Collective, world: int, held: torch.Tensor) -> torch.Tensor
 
 LAWS = (
     every_rank_ends_with_every_part_once,
+    a_world_that_is_refused_gets_no_rounds,
+    it_chooses_among_routes_that_serve,
     all_ranks_hold_the_same_bits,
     rounds_are_the_same_each_time,
 )

@@ -1,0 +1,95 @@
+"""Hierarchical all-reduce: inside groups first, then across, each with a slice of its own.
+
+Links inside a host are faster than those between hosts. Workers form groups of ``inner`` by number
+(0 and 1, 2 and 3, …), as launchers number the workers of a host:
+
+1. reduce-scatter inside: each ends with one slice, summed over its group;
+2. all-reduce across: those with the same slice, one of each group, by the ``outer`` route;
+3. all-gather inside.
+
+Every worker takes part in the second step, not only a leader of each group, so that the slow links
+carry ``1 / inner`` of the message for each.
+
+References:
+    Mikami et al., `Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash
+    <https://arxiv.org/abs/1811.05233>`_, 2018 (the same steps, on a torus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from shoal.axes.collectives.collective import Collective, Copy, Round
+from shoal.axes.collectives.ring import ring
+from shoal.errors import BadArgument
+
+
+def hierarchical(inner: int, outer: Collective | None = None) -> Collective:
+    """Reduce-scatter inside groups, all-reduce of the slices across, all-gather inside.
+
+    Args:
+        inner: how many workers make a group; their number must be a multiple of it.
+        outer: the route across groups; a ring when left out.
+
+    Example: ``hierarchical(2)``, ``hierarchical(2, tree)``.
+    """
+    across = ring() if outer is None else outer
+    told = f"{inner}" if across == ring() else f"{inner}, {across}"
+    return nested(f"hierarchical({told})", inner, across)
+
+
+def nested(name: str, inner: int, outer: Collective) -> Collective:
+    """The route of that name, which has groups of ``inner`` and another route across them."""
+    if isinstance(inner, bool) or not isinstance(inner, int) or not 1 <= inner <= 65536:
+        raise BadArgument(name, f"a group has a whole number of workers from 1 up, not {inner!r}")
+    if not isinstance(outer, Collective) or outer.rounds is None:
+        raise BadArgument(name, "across groups goes a route with rounds, such as ring or tree")
+    return Collective(
+        name,
+        rounds=partial(_rounds, inner, outer),
+        chunks=partial(_chunks, inner, outer),
+        refusal=partial(_refusal, inner, outer),
+    )
+
+
+def _refusal(inner: int, outer: Collective, world: int) -> str:
+    if world == 1:
+        return ""
+    if world % inner:
+        return f"{world} workers do not make groups of {inner}"
+    return outer.refusal(world // inner)
+
+
+def _chunks(inner: int, outer: Collective, world: int) -> int:
+    return 1 if world == 1 else inner * outer.chunks(world // inner)
+
+
+def _rounds(inner: int, outer: Collective, world: int) -> Iterator[Round]:
+    if why := _refusal(inner, outer, world):
+        raise BadArgument(f"groups of {inner}", why)
+    if world == 1 or outer.rounds is None:
+        return
+    groups = world // inner
+    slice_chunks = outer.chunks(groups)
+    for t in range(inner - 1):  # ends with slice i at the i-th of each group
+        yield _around(world, inner, slice_chunks, back=t + 1)
+    for copies in outer.rounds(groups):
+        yield tuple(
+            Copy(source * inner + i, target * inner + i, i * slice_chunks + chunk, add)
+            for i in range(inner)
+            for source, target, chunk, add in copies
+        )
+    for t in range(inner - 1):
+        yield _around(world, inner, slice_chunks, back=t, add=False)
+
+
+def _around(world: int, inner: int, chunks: int, *, back: int, add: bool = True) -> Round:
+    """In each group, everybody passes to the right the slice that is ``back`` before its own."""
+    copies = []
+    for rank in range(world):
+        first, i = rank - rank % inner, rank % inner
+        own = (i - back) % inner
+        target = first + (i + 1) % inner
+        copies += [Copy(rank, target, own * chunks + c, add) for c in range(chunks)]
+    return tuple(copies)

@@ -1,0 +1,34 @@
+"""Walk a route's rounds and add up what they take.
+
+Rounds follow one another. In a round each rank sends and receives at once (full duplex), but its
+own messages one after the other; all chunks from one rank to another are one message. A round lasts
+as long as its busiest rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from shoal.axes.collectives.collective import Cost, Round
+
+
+def walk(rounds: Iterable[Round], chunk_nbytes: float, cost: Cost) -> float:
+    """Seconds that these rounds take.
+
+    Args:
+        rounds: who copies what to whom.
+        chunk_nbytes: of one chunk.
+        cost: of a message between two ranks, by its bytes.
+    """
+    return sum((_round_seconds(copies, chunk_nbytes, cost) for copies in rounds), 0.0)
+
+
+def _round_seconds(copies: Round, chunk_nbytes: float, cost: Cost) -> float:
+    messages = Counter((copy.source, copy.target) for copy in copies)
+    busy: dict[tuple[str, int], float] = {}
+    for (source, target), count in messages.items():
+        seconds = cost(count * chunk_nbytes)
+        for end in (("sends", source), ("receives", target)):
+            busy[end] = busy.get(end, 0.0) + seconds
+    return max(busy.values(), default=0.0)

@@ -1,0 +1,190 @@
+"""Suite ``routes``: each route of the collectives axis against torch's own all-reduce, over gloo.
+
+For each number of ranks and size one set of workers holds every route, and they take turns block by
+block; neighbouring blocks have opposite orders, so that whoever ran before another runs after it. A
+block's time is the slowest rank's. Which route wins where is told in a table of its own, with every
+route that the noise does not tell apart from it.
+
+Bar: ``fastest``, which measures the network and then chooses, takes at most 1.1 times as long as
+torch's own. A twin of torch's own is the A/A control, whose half-width widens the bar; over
+``MAX_HALF_WIDTH`` there is no verdict.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from shoal.bench.blocks import slowest
+from shoal.bench.collective_times import turns
+from shoal.bench.form import Bar, Report, Result
+from shoal.bench.plot import write_plot
+from shoal.bench.statistics import MIN_BLOCKS, Estimate, estimate, paired_ratios, verdict
+from shoal.bench.suites import Settings, Suite
+from shoal.notation import nbytes_text
+from shoal.testing.processes import run_workers
+
+SIZES = tuple(4096 * 4**i for i in range(7))  # 4 KB .. 16 MB
+RANKS = (2, 4)
+ROUTES = (
+    "linear",
+    "ring",
+    "tree",
+    "double_tree",
+    "butterfly",
+    "halving_doubling",
+    "hierarchical(2, butterfly)",
+    "blueconnect(2, 2)",
+)
+NATIVE, TWIN, FASTEST = "native", "native, again", "fastest"
+BAR = "<= 1.1"
+_BLOCK_NBYTES, _CALLS = 1 << 18, 8  # of a block: as many calls as move so much, but not more
+_QUICK = ((2, SIZES[0]), (2, SIZES[4]), (4, SIZES[4]))
+_TIME, _WINNER = ": time", "which route wins"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Times of every route for one size and number of ranks.
+
+    Attributes:
+        ranks: how many take part.
+        nbytes: of the message.
+        times: route -> seconds of an all-reduce, block by block.
+        chosen: the route that ``fastest`` took.
+    """
+
+    ranks: int
+    nbytes: int
+    times: Mapping[str, Sequence[float]]
+    chosen: str
+
+    @property
+    def case(self) -> str:
+        """For the report."""
+        return f"{nbytes_text(self.nbytes)}, {self.ranks} ranks"
+
+
+def run(settings: Settings) -> Iterator[Result]:
+    """Every measurement of the suite."""
+    every = tuple((ranks, nbytes) for ranks in RANKS for nbytes in SIZES)
+    plan, calls = (_QUICK, 1) if settings.quick else (every, _CALLS)
+    points = []
+    for done, (ranks, nbytes) in enumerate(plan):
+        settings.progress(f"{ranks} ranks, {nbytes_text(nbytes)}", done, len(plan))
+        points.append(measure(ranks, nbytes, MIN_BLOCKS, calls=calls))
+    yield from rows(points)
+
+
+def rows(points: Sequence[Point]) -> Iterator[Result]:
+    """Who wins where; then a table each route; then the control."""
+    yield from map(winner, points)
+    for name in (FASTEST, *ROUTES):
+        yield from (timed(point, name) for point in points if name in point.times)
+    yield from (timed(point, NATIVE) for point in points)
+
+
+def winner(point: Point) -> Result:
+    """The route of the least median, named in the case with all that may be as fast.
+
+    A route may be when the interval of its ratio to the best reaches down to 1. Where torch's own
+    is the best, its ratio is that of the control. ``fastest`` is one of the others by proxy.
+    """
+    routes = [name for name in point.times if name not in (TWIN, FASTEST)]
+    best, *others = sorted(routes, key=lambda name: median(point.times[name]))
+    as_fast = [name for name in others if _ratio(point, name, best).interval.low <= 1]
+    case = f"{point.case}: {' or '.join([best, *as_fast])}"
+    return replace(timed(point, best), case=case, metric=_WINNER, against=NATIVE)
+
+
+def _ratio(point: Point, name: str, peer: str) -> Estimate:
+    return estimate(paired_ratios(point.times[name], point.times[peer]))
+
+
+def timed(point: Point, name: str) -> Result:
+    """The time of one route, against torch's own; of torch's own, against its twin."""
+    peer = TWIN if name == NATIVE else NATIVE
+    ratio, taken = _ratio(point, name, peer), 1e3 * median(point.times[name])
+    row = Result(point.case, f"{name}{_TIME}", taken, "ms", peer, ratio.value, ratio.interval)
+    if name != FASTEST:
+        return row
+    half_width = _ratio(point, TWIN, NATIVE).interval.half_width
+    holds = verdict(Bar.parse(BAR), ratio.value, half_width=half_width)
+    return replace(row, case=f"{point.case}: {point.chosen}", bar=BAR, holds=holds)
+
+
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Plots of time over size, a file for each number of ranks; where they are."""
+    lines: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    for row in report.results:
+        name, mark, _ = row.metric.partition(_TIME)
+        if mark:
+            size, ranks = _read_case(row.case)
+            lines.setdefault(ranks, {}).setdefault(name, []).append((size, row.value))
+    written = []
+    for ranks, series in sorted(lines.items()):
+        path = folder / f"routes-{ranks}-ranks.svg"
+        title = f"all-reduce over gloo, {ranks} ranks"
+        write_plot(path, title, "bytes of the message", "milliseconds", series)
+        written.append(path)
+    return written
+
+
+def _read_case(case: str) -> tuple[int, int]:
+    """Size and ranks of ``4KB, 2 ranks: ring``."""
+    sizes = {nbytes_text(nbytes): nbytes for nbytes in SIZES}
+    size, ranks = case.partition(":")[0].split(", ")
+    return sizes[size], int(ranks.split()[0])
+
+
+SUITE = Suite("routes", "each route against torch's own all-reduce, by size and ranks", run, draw)
+
+
+def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> Point:
+    """Times of every route for one size, in one set of workers.
+
+    Args:
+        ranks: how many take part.
+        nbytes: of the message.
+        blocks: how often each route is timed.
+        calls: how many all-reduces at most make one timing.
+    """
+    times = max(1, min(calls, _BLOCK_NBYTES // nbytes))
+    workers = run_workers(ranks, time_blocks, nbytes, blocks, times, seconds=1800)
+    names = list(workers[0][0])
+    seconds = {name: slowest([worker[0][name] for worker in workers]) for name in names}
+    return Point(ranks, nbytes, seconds, chosen=workers[0][1])
+
+
+def time_blocks(nbytes: int, blocks: int, times: int) -> tuple[dict[str, list[float]], str]:
+    """What a worker does: seconds of each route, and which one ``fastest`` chose."""
+    import torch
+    import torch.distributed as dist
+
+    from shoal.runtime.modes import Seat
+    from shoal.runtime.routes import Choice, routed
+    from shoal.testing.contracts import make
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    seat = Seat(dist.get_rank(), dist.get_world_size())
+    known = {name: make(name) for name in (NATIVE, *ROUTES, FASTEST)}
+    served = {name: route for name, route in known.items() if not route.refusal(seat.workers)}
+    runs = {name: routed(route, seat, None) or dist.all_reduce for name, route in served.items()}
+    runs[TWIN] = runs[NATIVE]
+    message = torch.zeros(nbytes // 4)  # zeros stay zeros, however often they are summed
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for block in range(-2, blocks):  # two that are not counted: connections, buffers, the choice
+        for name in (names[i] for i in turns(block, len(names))):
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(times):
+                runs[name](message)
+            seconds[name].append((time.perf_counter() - begin) / times)
+    chooser = runs[FASTEST]
+    chosen = repr(chooser.chosen[nbytes]) if isinstance(chooser, Choice) else ""
+    return {name: taken[2:] for name, taken in seconds.items()}, chosen

@@ -1,0 +1,99 @@
+"""Measure a network together: how long a message takes, and the backend's own all-reduce, by size.
+
+A message is timed by what carries it later: one leg of a route, in which everybody sends to the
+right, receives from the left and adds up. So its price holds the cost of the code as well. At each
+size the slowest rank's median counts, and is agreed: all ranks hold the same curves, bit by bit.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.wire.route import Leg, run_legs
+
+SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
+_REPEATS = 7
+_FLOAT_NBYTES = 4
+
+Group = dist.ProcessGroup | None
+
+
+class Curve(NamedTuple):
+    """Seconds by nbytes: straight between measured points, and never falling.
+
+    >>> Curve(((1000, 1.0), (2000, 3.0))).cost(1500)
+    2.0
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def cost(self, nbytes: float) -> float:
+        """Seconds of so many bytes; above the largest measured, at the mean slope."""
+        (first, least), (last, most) = self.points[0], self.points[-1]
+        if nbytes <= first:
+            return least
+        if nbytes >= last:
+            return most + (most - least) / (last - first) * (nbytes - last)
+        for (low, below), (high, above) in pairwise(self.points):
+            if nbytes <= high:
+                return below + (above - below) * (nbytes - low) / (high - low)
+        return most
+
+
+def rising(sizes: tuple[int, ...], seconds: list[float]) -> Curve:
+    """The curve through these points, with none under the one before it: that would be noise."""
+    points: list[tuple[float, float]] = []
+    for nbytes, taken in zip(sizes, seconds, strict=True):
+        points.append((nbytes, max(taken, points[-1][1] if points else 0.0)))
+    return Curve(tuple(points))
+
+
+def probe(
+    group: Group, device: torch.device, *, sizes: tuple[int, ...] = SIZES
+) -> tuple[Curve, Curve]:
+    """The curves of one message and of the backend's all-reduce; every rank calls it at once.
+
+    Args:
+        group: the ranks taking part, two at least.
+        device: where messages lie.
+        sizes: in bytes, rising.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    passing = Leg({(rank + 1) % world: [0]}, {(rank - 1) % world: [(0, True)]})
+    calls: list[Callable[[], object]] = []
+    for nbytes in sizes:
+        flat = torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
+        calls.append(partial(run_legs, flat, (passing,), chunks=1, group=group))
+        calls.append(partial(dist.all_reduce, flat, group=group))
+    medians = torch.tensor(_medians(calls, device), device=device)
+    dist.all_reduce(medians, op=dist.ReduceOp.MAX, group=group)
+    message, native = _columns(medians)
+    return rising(sizes, message), rising(sizes, native)
+
+
+def _columns(medians: Tensor) -> tuple[list[float], list[float]]:
+    listed = medians.view(-1, 2).T.tolist()
+    return listed[0], listed[1]
+
+
+def _medians(calls: list[Callable[[], object]], device: torch.device) -> list[float]:
+    """Seconds of each, taking turns; the first turn is not counted (connections, buffers)."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for turn in range(1 + _REPEATS):
+        for call, taken in zip(calls, seconds, strict=True):
+            begin = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if turn:
+                taken.append(time.perf_counter() - begin)
+    return [statistics.median(taken) for taken in seconds]

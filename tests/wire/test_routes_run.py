@@ -1,0 +1,121 @@
+"""Every route, run between real processes: the sum, the same bits everywhere, at every size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.axes.collectives import MEMBERS, Collective
+from shoal.runtime.modes import Seat
+from shoal.runtime.routes import Choice, routed
+from shoal.testing.contracts import make, samples
+from shoal.testing.processes import run_workers
+from shoal.wire.probe import SIZES as PROBED
+from shoal.wire.probe import Curve, probe, rising
+from shoal.wire.route import run_rounds
+
+SIZES = (0, 1, 2, 3, 5, 7, 64, 1001)
+TEXTS = (
+    *(text for member in MEMBERS for text in samples(member)),
+    "double_tree(1)",
+    "hierarchical(2, butterfly)",
+    "hierarchical(3, double_tree)",
+)
+ROUTES = tuple(text for text in TEXTS if make(text).rounds is not None)
+
+
+def _values(rank: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + size)
+    return torch.randn(size, dtype=torch.float64, generator=generator)
+
+
+def _sums() -> dict[str, list[tuple[list[float], list[float]]]]:
+    """(by the route, by torch) for each route and size, with no barrier between."""
+    dist.init_process_group("gloo")
+    world, rank = dist.get_world_size(), dist.get_rank()
+    found = {}
+    for text in ROUTES:
+        route: Collective = make(text)
+        if route.rounds is None or route.refusal(world):
+            continue
+        ours = [_values(rank, size) for size in SIZES]
+        theirs = [values.clone() for values in ours]
+        for values in ours:
+            run_rounds(values, route.rounds(world), chunks=route.chunks(world))
+        for values in theirs:
+            dist.all_reduce(values)
+        found[text] = [(a.tolist(), b.tolist()) for a, b in zip(ours, theirs, strict=True)]
+    return found
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_route_sums_like_torch_at_every_size_and_alike_on_every_rank(world: int) -> None:
+    results = run_workers(world, _sums, seconds=120)
+    served = [text for text in ROUTES if not make(text).refusal(world)]
+    assert list(results[0]) == served
+    for text in served:
+        for size_results in zip(*(result[text] for result in results), strict=True):
+            for ours, theirs in size_results:
+                torch.testing.assert_close(
+                    torch.tensor(ours), torch.tensor(theirs), rtol=1e-12, atol=1e-12
+                )
+                assert ours == size_results[0][0], f"{text}: ranks hold different bits"
+
+
+def _chosen() -> tuple[dict[int, str], list[list[float]]]:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    route = routed(make("fastest"), Seat(rank, world), None)
+    assert isinstance(route, Choice)
+    sums = []
+    for size in (3, 1001, 40_000, 3, 200_000):
+        values = _values(rank, size)
+        route(values)
+        sums.append(values[:5].tolist())
+    return {nbytes: repr(chosen) for nbytes, chosen in route.chosen.items()}, sums
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_choose_the_same_route_for_each_size(world: int) -> None:
+    results = run_workers(world, _chosen, seconds=120)
+    choices, sums = results[0]
+    assert list(choices) == [24, 8008, 320_000, 1_600_000]  # one a size, not one a message
+    assert all(result == results[0] for result in results)
+    for size, found in zip((3, 1001, 40_000, 3, 200_000), sums, strict=True):
+        total = torch.stack([_values(rank, size) for rank in range(world)]).sum(0)[:5]
+        torch.testing.assert_close(torch.tensor(found), total, check_dtype=False)
+
+
+def _probed() -> list[Any]:
+    dist.init_process_group("gloo")
+    curves = probe(None, torch.device("cpu"), sizes=(1024, 65536))
+    return [curve.points for curve in curves]
+
+
+@pytest.mark.gloo
+def test_what_is_measured_is_agreed() -> None:
+    one, *others = run_workers(3, _probed, seconds=120)
+    assert all(other == one for other in others)
+    for points in one:
+        assert [nbytes for nbytes, _ in points] == [1024, 65536]
+        assert 0 < points[0][1] <= points[1][1]
+
+
+def test_a_curve_is_straight_between_points_and_goes_on_at_the_mean_slope() -> None:
+    curve = Curve(((10, 1.0), (20, 2.0), (40, 2.5)))
+    assert curve.cost(0) == curve.cost(10) == 1.0
+    assert curve.cost(15) == 1.5
+    assert curve.cost(30) == 2.25
+    assert curve.cost(40) == 2.5
+    assert curve.cost(100) == 2.5 + 60 * 1.5 / 30
+
+
+def test_a_curve_never_falls() -> None:
+    assert rising((1, 2, 3), [2.0, 1.0, 3.0]).points == ((1, 2.0), (2, 2.0), (3, 3.0))
+    assert list(PROBED) == sorted(PROBED)
