@@ -25,14 +25,21 @@ class Trait(Flag):
     ONE_SHOT = auto()  # a single ask, decoded by ``add`` wherever it arrives
     SUMS = auto()  # asks Mean only: a route of sums carries it
     MERGES = auto()  # what all said is not the mean of what each sent: a vote, a pairwise top-k
+    UNSCALED = auto()  # says in which direction, not how far: a vote of signs
     MOMENTUM = auto()  # keeps the momentum itself: the optimizer must have none
+    TRACKS = auto()  # what is said of a value that stays comes ever closer to it: models may travel
+    FACTORS = auto()  # makes use of a linear layer's factors, where the gradient comes with them
 
 
 class Value(NamedTuple):
-    """A tensor to agree on, with its shape and the parameter it belongs to."""
+    """A tensor to agree on, with its shape and the parameter it belongs to.
+
+    ``factors`` are (u, v) with u.T @ v the tensor, where somebody kept them; else None.
+    """
 
     tensor: Tensor
     name: str = ""
+    factors: tuple[Tensor, Tensor] | None = None
 
     def with_tensor(self, tensor: Tensor) -> Value:
         """The same parameter, another content."""
@@ -53,6 +60,9 @@ class Compressor:
         init: state of a parameter before the first round.
         flow: ``(value, state, round)`` -> asks, then ``Agreed``.
         add: how whoever receives a ONE_SHOT message adds it up.
+        feedback: what ``error_feedback`` makes of it, where it knows better than to be wrapped.
+        gamma: share of the way that a model goes to what its neighbours say.
+        width: bits of a code, where the message's first part is codes that ``bits`` packed.
     """
 
     name: str
@@ -60,6 +70,9 @@ class Compressor:
     flow: Callable[[Value, Any, int], Flow] = field(compare=False)
     init: Callable[[Value], Any] = field(compare=False, default=nothing)
     add: Add | None = field(compare=False, default=None)
+    feedback: Compressor | None = field(compare=False, default=None)
+    gamma: float = field(compare=False, default=1.0)
+    width: int = field(compare=False, default=8)
 
     def __repr__(self) -> str:
         return self.name

@@ -7,13 +7,15 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.errors import BadArgument, Conflict, ConflictError
-from shoal.flow import Agreed, Flow
+from shoal.flow import Agreed, Ask, Flow, Mean
 
 
 def error_feedback(inner: Compressor) -> Compressor:
@@ -23,7 +25,7 @@ def error_feedback(inner: Compressor) -> Compressor:
         inner: a contractive compressor, such as ``topk(0.01)`` or ``powersgd(4)``.
 
     Example: ``error_feedback(topk(0.25))``, ``error_feedback(powersgd(2))``,
-    ``error_feedback(cast(bfloat16))``.
+    ``error_feedback(cast(bfloat16))``, ``error_feedback(random_k(0.25))``.
     """
     if not isinstance(inner, Compressor):
         raise BadArgument(
@@ -31,6 +33,8 @@ def error_feedback(inner: Compressor) -> Compressor:
             "it wraps a compressor, for example error_feedback(topk(0.01))",
         )
     _refuse(inner)
+    if inner.feedback is not None:
+        return inner.feedback
 
     def init(value: Value) -> tuple[Any, Any]:
         return torch.zeros_like(value.tensor), inner.init(value)
@@ -38,12 +42,30 @@ def error_feedback(inner: Compressor) -> Compressor:
     def flow(value: Value, state: tuple[Any, Any], round: int) -> Flow:
         residual, held = state
         wanted = value.tensor + residual
-        kept = wanted.clone() if Trait.SUMS in inner.traits else wanted  # wires overwrite sums
-        mean, mine, held = yield from inner.flow(value.with_tensor(wanted), held, round)
+        opened = inner.flow(value.with_tensor(wanted), held, round)
+        (mean, mine, held), kept = yield from keeping(opened, wanted)
         return Agreed(mean, mine, (kept - mine, held))
 
     traits = (inner.traits | Trait.CONSERVING) & ~(Trait.ELEMENTWISE | Trait.UNBIASED)
     return Compressor(f"error_feedback({inner.name})", traits, flow, init, inner.add)
+
+
+def keeping(flow: Flow, tensor: Tensor) -> Generator[Ask, Any, tuple[Agreed, Tensor]]:
+    """Run a flow on a tensor of mine; what it ends with, and the tensor as it was before.
+
+    Copied only when a wire is about to overwrite it, which it may where a mean is asked of it.
+    """
+    kept, told = tensor, None
+    place = tensor.untyped_storage().data_ptr()
+    while True:
+        try:
+            ask = flow.send(told)
+        except StopIteration as end:
+            return end.value, kept
+        means = isinstance(ask, Mean) and ask.tensor.untyped_storage().data_ptr() == place
+        if means and kept is tensor:
+            kept = tensor.clone()
+        told = yield ask
 
 
 def _refuse(inner: Compressor) -> None:
@@ -52,6 +74,9 @@ def _refuse(inner: Compressor) -> None:
         raise ConflictError([Conflict(what, "nothing is lost, so nothing is fed back", inner.name)])
     if Trait.CONSERVING in inner.traits:
         raise ConflictError([Conflict(what, "it keeps its own residual already", inner.name)])
-    if Trait.CONTRACTIVE not in inner.traits:
+    if Trait.MOMENTUM in inner.traits:
+        why = "what it lost would enter its momentum once more"
+        raise ConflictError([Conflict(what, why, "momentum_correction(error_feedback(...))")])
+    if Trait.CONTRACTIVE not in inner.traits and inner.feedback is None:
         why = "it is not contractive: the residual grows without bound"
         raise ConflictError([Conflict(what, why, f"{inner.name} alone")])

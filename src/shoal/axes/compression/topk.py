@@ -9,12 +9,12 @@ References:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Gather
+from shoal.axes.compression.largest import largest_entries
+from shoal.axes.compression.sparse import add, check_ratio, flat, plus, send, share, typed, zeros
+from shoal.flow import Agreed, Flow
 
 
 def topk(ratio: float) -> Compressor:
@@ -25,29 +25,26 @@ def topk(ratio: float) -> Compressor:
 
     Example: ``topk(0.25)``, ``topk(1)``.
     """
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-        raise BadArgument(f"topk({ratio})", "ratio must lie in (0, 1], for example topk(0.01)")
+    check_ratio("topk", ratio)
+    name = f"topk({typed(ratio)})"
+    traits = Trait.CONTRACTIVE | Trait.SLICEABLE | Trait.ONE_SHOT
 
     def flow(value: Value, state: None, round: int) -> Flow:
-        flat = value.tensor.flatten()  # (numel,)
-        k = min(flat.numel(), max(1, int(ratio * flat.numel())))
-        where = flat.abs().topk(k, sorted=False).indices  # (k,)
-        narrow = torch.int32 if flat.numel() < 2**31 else torch.int64
-        parts = (where.to(narrow), flat[where])
-        mine = torch.zeros_like(value.tensor)
-        add(parts, mine, 1.0)
-        mean = yield Gather(parts, add, like=value.tensor)  # indices differ: gather, not sum
+        row = flat(value.tensor)  # (numel,)
+        where, values = largest_entries(row, share(ratio, row.numel()))  # (k,), (k,)
+        mean, mine = yield from send(where, values, value.tensor)
         return Agreed(mean, mine, state=None)
 
-    traits = Trait.CONTRACTIVE | Trait.SLICEABLE | Trait.ONE_SHOT
-    typed = repr(float(ratio)).removesuffix(".0")  # every digit: equality is by name
-    return Compressor(f"topk({typed})", traits, flow, add=add)
+    def init(value: Value) -> tuple[Tensor, None]:
+        return zeros(value.tensor), None
 
+    def fed(value: Value, state: tuple[Tensor, None], round: int) -> Flow:
+        wanted, row = plus(value.tensor, state[0])
+        where, values = largest_entries(row, share(ratio, row.numel()))
+        mean, mine = yield from send(where, values, value.tensor)
+        row.index_fill_(0, where, 0)  # what was sent was sent exactly: the rest is the residual
+        return Agreed(mean, mine, (wanted, None))
 
-def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add the entries sent to their places."""
-    where, values = parts  # (k,), (k,)
-    flat = into.view(-1) if into.is_contiguous() else into.reshape(-1)
-    flat.index_add_(0, where, values.to(into.dtype), alpha=weight)
-    if flat.data_ptr() != into.data_ptr():
-        into.copy_(flat.view_as(into))
+    conserving = traits | Trait.CONSERVING
+    feedback = Compressor(f"error_feedback({name})", conserving, fed, init, add)
+    return Compressor(name, traits, flow, add=add, feedback=feedback)

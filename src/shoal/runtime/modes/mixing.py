@@ -1,4 +1,7 @@
-"""D-PSGD: parameters travel to the neighbours while the gradient is computed."""
+"""D-PSGD: parameters travel to the neighbours while the gradient is computed.
+
+With a compressor that tracks (CHOCO-SGD) public copies of models are mixed in place of models.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from typing import Any
 
 import torch
 
+from shoal.axes.compression import Trait
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.modes.mode import Apply, Asks, Parameters
 
 
 class MixingMode:
     """x_i <- sum_j W_ij x_j - my step; exchange and gradient overlap.
+
+    Where copies x^ travel, x_i <- x_i + gamma sum_j W_ij (x^_j - x^_i) - my step.
 
     Args:
         parameters: the model, updated in place.
@@ -29,6 +35,8 @@ class MixingMode:
         self.period = period
         self.steps = 0
         self.before: dict[str, torch.Tensor] = {}
+        models.moves = Trait.TRACKS in models.compressor.traits
+        self.gamma = models.compressor.gamma
 
     @torch.no_grad()
     def opening(self) -> list[Asks]:
@@ -37,7 +45,8 @@ class MixingMode:
             return []
         for name, p in self.parameters.items():
             self.models.flats.places[name].view.copy_(p)
-        self.before = {name: p.detach().clone() for name, p in self.parameters.items()}
+        if not self.models.moves:
+            self.before = {name: p.detach().clone() for name, p in self.parameters.items()}
         return [self.models.flow(index) for index in range(len(self.models.tasks))]
 
     @torch.no_grad()
@@ -49,7 +58,8 @@ class MixingMode:
         self.steps += 1
         if due:
             for name, p in self.parameters.items():
-                p += self.models.flats.places[name].view - self.before[name]
+                told = self.models.flats.places[name].view
+                p += self.gamma * told if self.models.moves else told - self.before[name]
             self.before = {}
             self.models.end_round()
         yield from ()
@@ -59,7 +69,7 @@ class MixingMode:
         return (self.steps + 1) % self.period == 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and rounds."""
+        """Steps, rounds, and the copies where such travel."""
         return {"steps": self.steps, "models": self.models.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

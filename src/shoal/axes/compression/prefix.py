@@ -1,0 +1,84 @@
+"""Prefix codes of bytes: frequent ones get few bits, and whoever knows the lengths can decode.
+
+A code is told by its lengths alone (256 of them, 0 for a byte that does not occur): codewords are
+given out in the order of length, then of byte. Nothing loops over the numbers. Writing is a sum of
+shifted codewords; reading cuts the text into chunks whose bits are told, and reads a byte of each
+chunk at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 512  # bytes of text; as many steps does reading take
+LONGEST = 16  # bits of a codeword: with 7 bits before it, it lies within three bytes
+
+
+class Coded(NamedTuple):
+    """A text of bytes in a prefix code."""
+
+    lengths: Tensor  # (256,) uint8: bits of each byte's codeword
+    spans: Tensor  # (chunks,) int16: bits of each chunk
+    stream: Tensor  # (nbytes,) uint8: all codewords, the first bit highest
+
+
+def encode(text: Tensor, lengths: Tensor) -> Coded:
+    """Write bytes (n,) in the code of these lengths."""
+    wide = lengths.to(torch.int32)
+    index = text.to(torch.int32)
+    bits = wide.index_select(0, index)  # (n,)
+    ends = bits.cumsum(0)  # int64
+    starts = ends - bits
+    total = int(ends[-1]) if len(text) else 0
+    words = _words(lengths).index_select(0, index)
+    words <<= 24 - (starts & 7).to(torch.int32) - bits  # from the first bit of three bytes
+    first = starts >> 3
+    stream = torch.zeros(-(-total // 8) + 2, dtype=torch.int32, device=text.device)
+    for place, shift in enumerate((16, 8, 0)):  # no two codewords share a bit: a sum is an or
+        stream.index_add_(0, first + place, (words >> shift) & 255)
+    last = ends[CHUNK - 1 :: CHUNK]
+    last = torch.cat([last, ends[-1:]]) if len(text) % CHUNK else last
+    spans = last.diff(prepend=last.new_zeros(1)).to(torch.int16)
+    return Coded(lengths, spans, stream[: -(-total // 8)].to(torch.uint8))
+
+
+def decode(coded: Coded, count: int) -> Tensor:
+    """Read ``count`` bytes back; what follows the stream does not matter."""
+    lengths, spans, stream = coded
+    if count == 0:
+        return stream.new_zeros(0)
+    order, starts, width = _book(lengths)
+    whole = torch.arange(2**width, device=stream.device, dtype=starts.dtype)
+    which = order[torch.searchsorted(starts, whole, right=True) - 1]
+    table = which.to(torch.int32) | (lengths[which].to(torch.int32) << 8)  # (2 ** width,)
+    far = torch.cat([stream, stream.new_zeros(3)]).to(torch.int32)
+    threes = (far[:-2] << 16) | (far[1:-1] << 8) | far[2:]  # from every byte on, 24 bits
+    at = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): the bit where each one is read
+    text = torch.empty(min(CHUNK, count), len(spans), dtype=torch.uint8, device=stream.device)
+    for row in text:
+        ahead = threes.index_select(0, (at >> 3).clamp_(max=len(threes) - 1))
+        ahead >>= 24 - width - (at & 7).to(torch.int32)
+        found = table.index_select(0, ahead & (2**width - 1))
+        row.copy_(found & 255)
+        at += found >> 8
+    return text.T.reshape(-1)[:count]
+
+
+def _book(lengths: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Bytes in the order of their codewords, where each starts if all had ``width`` bits."""
+    width = int(lengths.max())
+    order = torch.argsort(lengths, stable=True)
+    order = order[lengths[order] > 0]
+    sizes = 1 << (width - lengths[order].to(torch.int64))
+    return order, sizes.cumsum(0) - sizes, width
+
+
+def _words(lengths: Tensor) -> Tensor:
+    """Each byte's codeword, (256,) int32."""
+    order, starts, width = _book(lengths)
+    words = torch.zeros(256, dtype=torch.int32, device=lengths.device)
+    words[order] = (starts >> (width - lengths[order].to(torch.int64))).to(torch.int32)
+    return words

@@ -1,0 +1,72 @@
+"""QSGD: each number becomes one of few levels of its bucket's length, by chance, right on average.
+
+References:
+    Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, Section 3.1 and, for buckets
+    of 512, Section 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.axes.compression.bits import pack, unpack
+from shoal.axes.compression.chance import generator, rounded
+from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.pieces import add_pieces, blocks, factor, of_blocks, pieces, wide
+from shoal.errors import BadArgument
+from shoal.flow import Agreed, Flow, Gather
+
+BUCKET = 512  # of the paper's experiments: with one norm a tensor, nearly all would round to zero
+
+
+def qsgd(levels: int = 16) -> Compressor:
+    """Round each number by chance to a level between nothing and its bucket's length.
+
+    Every 512 consecutive numbers share one L2 norm. A number takes as many bits as ``2 * levels +
+    1`` values need: 6 at 16 levels, 5 at 15, 4 at 7, 2 at 1; and 4 bytes a bucket.
+
+    Args:
+        levels: the paper's s, from 1 to 127: fewer are smaller and noisier.
+
+    Example: ``qsgd(16)``.
+
+    Differs from the paper: codes have a fixed width (``coded`` adds Elias coding); a bucket longer
+    than single precision can square, 1e19, counts as infinite.
+    """
+    if isinstance(levels, bool) or not isinstance(levels, int) or not 1 <= levels <= 127:
+        raise BadArgument(f"qsgd({levels})", "levels must be a whole number from 1 to 127")
+    width = (2 * levels).bit_length()
+
+    def flow(value: Value, state: None, round: int) -> Flow:
+        parts = encode(value, round)
+        mean = yield Gather(parts, add, like=value.tensor)
+        mine = torch.zeros_like(value.tensor)
+        add(parts, mine, 1.0)
+        return Agreed(mean, mine, state=None)
+
+    def encode(value: Value, round: int) -> tuple[Tensor, ...]:
+        flat = value.tensor.reshape(-1)
+        chance = generator(value.name, flat, round)
+        codes = flat.new_empty(flat.numel(), dtype=torch.uint8)
+        norms = flat.new_empty(-(-flat.numel() // BUCKET), dtype=wide(flat.dtype))
+        for piece in pieces(flat.numel(), BUCKET):
+            x = blocks(flat[piece], BUCKET)  # (buckets, 512)
+            norm = torch.linalg.vector_norm(x, dim=1)
+            norms[of_blocks(piece, BUCKET)] = norm
+            code = rounded(x * factor(norm, levels).unsqueeze(1), levels, chance)
+            codes[piece] = code.view(-1)[: piece.stop - piece.start]
+        return pack(codes, width), norms
+
+    def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
+        codes, norms = unpack(parts[0], width, into.numel()), parts[1] / levels
+
+        def decode(piece: slice) -> Tensor:
+            code = blocks(codes[piece], BUCKET).to(norms.dtype).sub_(levels)  # (buckets, 512)
+            said = code.mul_(norms[of_blocks(piece, BUCKET)].unsqueeze(1))
+            return said.view(-1)[: piece.stop - piece.start]
+
+        add_pieces(into, weight, decode, block=BUCKET)
+
+    traits = Trait.UNBIASED | Trait.SLICEABLE | Trait.ONE_SHOT
+    return Compressor(f"qsgd({levels})", traits, flow, add=add, width=width)

@@ -1,0 +1,71 @@
+"""MXNet's two bits: send plus or minus a threshold once that much has come together.
+
+References:
+    Apache MXNet, `Gradient compression
+    <https://mxnet.apache.org/api/faq/gradient_compression>`_, 2018.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shoal.axes.compression.bits import pack, unpack
+from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.pieces import add_pieces, pieces, wide
+from shoal.errors import BadArgument
+from shoal.flow import Agreed, Flow, Gather
+
+
+def twobit(threshold: float) -> Compressor:
+    """Send -threshold, 0 or +threshold for each number, and keep the rest for later.
+
+    Takes 2 bits a number and one number a tensor. It keeps its own residual, so it needs no
+    ``error_feedback``; and a round sends at most one threshold a number, so a threshold far below
+    the gradients falls behind, and one far above them waits long.
+
+    Args:
+        threshold: what is sent at a time, > 0; about as large as the larger gradients.
+
+    Example: ``twobit(0.05)``.
+    """
+    sized = not isinstance(threshold, bool) and isinstance(threshold, int | float)
+    if not sized or not 0 < threshold < math.inf:
+        raise BadArgument(f"twobit({threshold})", "threshold must be > 0, for example twobit(0.01)")
+
+    def init(value: Value) -> tuple[Tensor]:
+        return (torch.zeros_like(value.tensor),)
+
+    def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
+        wanted = value.tensor + state[0]
+        parts = encode(wanted.reshape(-1), threshold)
+        mean = yield Gather(parts, add, like=value.tensor)
+        mine = torch.zeros_like(value.tensor)
+        add(parts, mine, 1.0)
+        return Agreed(mean, mine, (wanted.sub_(mine),))
+
+    traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
+    typed = repr(float(threshold)).removesuffix(".0")
+    return Compressor(f"twobit({typed})", traits, flow, init, add, width=2)
+
+
+def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
+    """Codes 0, 1, 2 for down, stay, up, four to a byte; and the threshold, NaN if any is."""
+    codes = flat.new_empty(flat.numel(), dtype=torch.int8)
+    t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
+    for piece in pieces(flat.numel()):
+        x = flat[piece].to(t.dtype)
+        up, down = torch.empty_like(x), torch.empty_like(x)  # compared into floats: far faster
+        torch.ge(x, threshold, out=up)
+        torch.le(x, -threshold, out=down)
+        codes[piece] = up.sub_(down).add_(1)
+        t += 0 * x.sum()
+    return pack(codes, 2), t
+
+
+def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
+    """Add -t, 0 or t."""
+    codes, t = unpack(parts[0], 2, into.numel()), parts[1]
+    add_pieces(into, weight, lambda piece: codes[piece].to(t.dtype).sub_(1).mul_(t))
