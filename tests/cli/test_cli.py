@@ -30,7 +30,7 @@ def test_the_list_of_commands_loads_nothing_heavy_of_its_own() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in ("run", "strategies", "explain", "doctor", "bench"):
+    for name in ("run", "strategies", "explain", "doctor", "bench", "testbed"):
         assert name in done.stdout
 
 

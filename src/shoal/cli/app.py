@@ -14,6 +14,7 @@ COMMANDS = {
     "explain": "Say in words what a strategy does in one step.",
     "doctor": "Check this machine, and say how to fix what is wrong.",
     "bench": "Measure Shoal against its peers.",
+    "testbed": "Make a slow network of several hosts on this machine.",
 }
 FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 

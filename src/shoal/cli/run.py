@@ -13,7 +13,9 @@ import typer
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
+    from shoal.runtime.launcher.options import LaunchOptions
     from shoal.strategy import Strategy
+    from shoal.testbed.plan import Plan
 
 TABLE_COLUMNS = 120
 
@@ -30,15 +32,16 @@ def run(
     max_restarts: int = typer.Option(0, help="Start again that often after a failure."),
     timeout: float | None = typer.Option(None, help="Seconds an exchange may take."),
     directory: Path | None = typer.Option(None, "--dir", help="Keep logs and timelines here."),
-    hosts: str | None = typer.Option(None, help="All machines, as a,b; run this on each of them."),
+    hosts: str | None = typer.Option(
+        None, help="All machines, a,b: run this on each. Or: testbed."
+    ),
     node_rank: int = typer.Option(0, help="Which of the hosts this is."),
     master: str | None = typer.Option(None, help="host:port where they meet; on the first host."),
     port: int = typer.Option(0, help="Port to meet at on one machine; 0 takes any."),
     oversubscribe: bool = typer.Option(False, "--oversubscribe", help="Any number of workers."),
 ) -> None:
     """Train SCRIPT on several workers. Flags for the script itself come after `--`."""
-    from shoal.runtime.launch import LaunchOptions, launch
-    from shoal.runtime.launcher.options import check, parse_workers
+    from shoal.runtime.launcher.options import LaunchOptions, parse_workers
 
     refuse_mistyped(context)
     command = [script, *context.args, *(context.obj or [])]
@@ -49,13 +52,37 @@ def run(
         node_rank=node_rank, master=master, port=port, oversubscribe=oversubscribe,
         after=lambda found: show_timeline(found, directory),
     )  # fmt: skip
+    raise typer.Exit(start(command, options))
+
+
+def start(command: list[str], options: LaunchOptions) -> int:
+    """Check what can be checked here, then launch: here, or on each host of a testbed."""
+    from shoal.runtime.launch import launch
+    from shoal.runtime.launcher.options import check
+
+    bed = testbed_named(options.hosts)
+    if bed is not None:
+        # its hosts check the rest, each where it is; here only what is the same on all of them
+        options = replace(options, hosts=())
     check(command, options)  # what is cheap to refuse comes before torch is loaded
-    if strategy is not None:
-        plan = read_strategy(strategy, options.world_size)
+    if options.strategy is not None:
+        ranks = options.workers * (len(bed.hosts) if bed else options.nodes)
+        plan = read_strategy(options.strategy, ranks)
         death = plan.coordination.on_death  # what a worker's death means is the strategy's to say
-        servers = plan.coordination.servers if options.world_size > 1 else 0  # one needs none
+        servers = plan.coordination.servers if ranks > 1 else 0  # one needs none
         options = replace(options, servers=servers, on_death=death)
-    raise typer.Exit(launch(command, options))
+    if bed is None:
+        return launch(command, options)
+    from shoal.testbed.launching import launch_on
+
+    return launch_on(bed, command, options)
+
+
+def testbed_named(hosts: tuple[str, ...]) -> Plan | None:
+    """The testbed that --hosts names, if it does; see ``shoal testbed``."""
+    from shoal.testbed.launching import named
+
+    return named(hosts)
 
 
 def refuse_mistyped(context: typer.Context) -> None:

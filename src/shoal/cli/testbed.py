@@ -1,0 +1,85 @@
+"""``shoal testbed up | down | rate | list``: a slow network of several hosts on this machine."""
+
+# ruff: noqa: PT028  (a command whose name begins with "test", not a test)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from shoal.errors import UnknownName, UsageError
+
+DEFAULT_HOSTS, DEFAULT_RATE = 4, "1gbit"
+
+
+def testbed(
+    action: str = typer.Argument(..., metavar="up|down|rate|list", help="What to do."),
+    value: str = typer.Argument("", metavar="[RATE]", help="For rate: the new one, as 100mbit."),
+    hosts: int | None = typer.Option(None, help="For up: how many hosts. [default: 4]"),
+    rate: str | None = typer.Option(None, help="For up: of a host each way. [default: 1gbit]"),
+    name: str = typer.Option("testbed", help="Which testbed, where there are several."),
+) -> None:
+    """Make a slow network of several hosts on this machine (root, Linux), change it, remove it.
+
+    `shoal run train.py --hosts testbed` then trains on its hosts.
+    """
+    if action not in ACTIONS:
+        raise UnknownName("action", action, ACTIONS)
+    if action != "up" and (hosts is not None or rate is not None):
+        raise UsageError(f"shoal testbed {action}: --hosts and --rate have an effect on up only")
+    if (action == "rate") != bool(value):
+        raise UsageError(f"shoal testbed {action} {value}: a rate follows rate, and nothing else")
+    if action == "up":
+        _up(DEFAULT_HOSTS if hosts is None else hosts, rate or DEFAULT_RATE, name)
+    else:
+        ACTIONS[action](value, name)
+
+
+def _up(hosts: int, rate: str, name: str) -> None:
+    from shoal.testbed import plan, up
+
+    made = up(plan(hosts, rate, name)).plan
+    width = max(len(host.namespace) for host in made.hosts)
+    for host in made.hosts:
+        typer.echo(f"{host.name:8}{host.address:14}ip netns exec {host.namespace:{width}} COMMAND")
+    typer.echo(
+        f"{rate} from and to each host; bandwidth only: delay and loss would need netem, which not "
+        f"every kernel has\n"
+        f"train on them: shoal run train.py --hosts {name}\n"
+        f"remove them:   shoal testbed down{'' if name == 'testbed' else f' --name {name}'}"
+    )
+
+
+def _down(_: str, name: str) -> None:
+    from shoal.testbed import down
+
+    typer.echo(f"removed testbed {name} of {len(down(name).plan.hosts)} hosts")
+
+
+def _rate(value: str, name: str) -> None:
+    from shoal.testbed import limit
+
+    made = limit(value, name).plan
+    typer.echo(f"testbed {name}: {value} from and to each of {len(made.hosts)} hosts")
+
+
+def _list(_: str, __: str) -> None:
+    from shoal.testbed import records
+    from shoal.testbed.network import describe
+
+    found = records()
+    for record in found:
+        state = "left behind by a dead process; the next `up` removes it" if record.stale else ""
+        held = f"of process {record.owner.partition(' ')[0]}" if record.owner else ""
+        typer.echo(f"{record.plan.name}: {describe(record.plan)} {state or held}".rstrip())
+    if not found:
+        typer.echo("no testbed is up; `shoal testbed up` makes one")
+
+
+ACTIONS: dict[str, Callable[[str, str], None]] = {
+    "up": lambda _, __: None,  # takes more, see above
+    "down": _down,
+    "rate": _rate,
+    "list": _list,
+}

@@ -1,0 +1,292 @@
+"""``shoal bench exchange`` in small: how it judges, what it counts, and a race on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal.axes.compression import error_feedback, exact, topk
+from shoal.bench import exchange, find
+from shoal.bench.exchange import codec, contenders, data, duel, formulas, judge, tasks
+from shoal.bench.exchange.contenders import DDP, EXACT, NULL, OUR_POWERSGD, POWERSGD
+from shoal.bench.exchange.judge import Field, Run, Smooth
+from shoal.bench.exchange.places import Loopback, work
+from shoal.bench.suites import Settings, silent
+from shoal.errors import ShoalError, UsageError
+from shoal.strategy import parse
+
+LOCAL = "all_reduce, local(8), fifo, exact"
+
+
+def run(name: str, *, steps: int, seconds: float, reached: bool = True, nbytes: float = 0) -> Run:
+    curve = ((0, 0.0, 2.0), (steps // 2, seconds / 2, 1.5), (steps, seconds, 1.0))
+    return Run(name, curve, 1.0, reached, nbytes)
+
+
+def field(**others: Run) -> Field:
+    runs = [run(DDP, steps=60, seconds=60.0, reached=False), *others.values()]
+    return Field({each.contender: each for each in runs}, 0.2, 60)
+
+
+FIELD = field(
+    exact=run(EXACT, steps=60, seconds=58.0),
+    hook=run(POWERSGD, steps=60, seconds=30.0),
+    power=run(OUR_POWERSGD, steps=64, seconds=18.0),
+    local=run(LOCAL, steps=64, seconds=16.0),
+)
+
+
+def test_every_listed_strategy_is_one() -> None:
+    for text in (*contenders.STRATEGIES, *contenders.SLOW_STRATEGIES, *contenders.SCHEDULES):
+        parse(text)
+    assert set(contenders.SLOW_STRATEGIES) <= set(contenders.STRATEGIES)
+    assert set(exchange.QUICK) <= set(contenders.STRATEGIES)
+
+
+def test_replicas_are_looked_at_only_when_they_are_equal() -> None:
+    assert [contenders.period(name) for name in (DDP, NULL, EXACT, LOCAL)] == [1, 1, 1, 8]
+
+
+def test_smoothing_does_not_depend_on_how_often_one_looks() -> None:
+    found = []
+    for stride in (1, 4, 16):
+        smooth = Smooth()
+        found.append([smooth(step, 5 - step / 20) for step in range(0, 65, stride)][-1])
+    assert found == pytest.approx([found[0]] * 3)
+    assert found[0] > 5 - 64 / 20
+
+
+def test_a_loss_summed_in_another_order_is_the_same_loss() -> None:
+    assert judge.reaches(1.0001, 1.0)
+    assert not judge.reaches(1.01, 1.0)
+
+
+def test_the_first_at_the_target_wins_and_who_never_arrives_does_not() -> None:
+    assert judge.best(FIELD, every_step=True) == OUR_POWERSGD
+    assert judge.best(FIELD, every_step=False) == LOCAL
+    lost = field(
+        a=run(EXACT, steps=60, seconds=50.0), b=run(LOCAL, steps=9, seconds=1.0, reached=False)
+    )
+    assert judge.best(lost, every_step=False) == EXACT
+    assert lost.ratio(LOCAL) == math.inf
+
+
+def test_free_communication_is_exacts_steps_without_exchange() -> None:
+    assert FIELD.over_free(LOCAL) == pytest.approx(16 / (60 * 0.2))
+
+
+def test_the_steps_that_ddp_did_not_run_count_at_its_usual_pace() -> None:
+    few = Field({DDP: run(DDP, steps=8, seconds=40.0)}, 0.2, 60)
+    assert few.ddp_seconds == pytest.approx(300.0)
+    assert few.communication == pytest.approx(1 - 0.2 / 5)
+
+
+def test_every_bar_of_the_issue_is_judged_and_names_its_winner() -> None:
+    rows = list(judge.verdicts("mlp", [FIELD], slow=False))
+    assert [(row.bar, row.holds) for row in rows] == [
+        (">= 0.75", True),
+        ("<= 0.5", True),
+        ("<= 0.3333", True),
+        ("<= 0.6667", True),
+        ("<= 1.5", True),
+    ]
+    assert OUR_POWERSGD in rows[1].case
+    assert LOCAL in rows[2].case
+    (slow,) = judge.verdicts("mlp", [FIELD], slow=True)
+    assert (slow.bar, slow.holds) == ("<= 0.1", False)
+
+
+def test_several_seeds_are_judged_by_their_median() -> None:
+    slower = field(local=run(LOCAL, steps=64, seconds=40.0), power=FIELD.runs[OUR_POWERSGD])
+    rows = list(judge.verdicts("mlp", [FIELD, slower, slower], slow=False))
+    assert rows[2].ratio == pytest.approx(40 / 60)
+    assert rows[2].holds is False
+    assert rows[3].holds is False  # the hook is missing in most: no verdict in our favour
+
+
+def test_a_table_tells_who_did_not_reach_the_loss() -> None:
+    lost = field(a=run(EXACT, steps=9, seconds=5.0, reached=False))
+    data_row, *rows = judge.table("mlp", lost)
+    assert data_row.case == "mlp, on data"
+    assert [row.metric for row in rows] == ["time to DDP's loss", "time without reaching it"]
+
+
+SHAPES = [(64, 32), (64,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [
+        (EXACT, 1.5 * 4 * (64 * 32 + 64)),
+        (LOCAL, 1.5 * 4 * (64 * 32 + 64) / 8),
+        (OUR_POWERSGD, 1.5 * 4 * (4 * 96 + 64)),
+        ("all_reduce, bsp, wfbp, error_feedback(topk(0.01))", 3 * (4 * 20 + 20 + 9 + 4 + 2)),
+    ],
+)
+def test_formulas_give_the_bytes_one_computes_by_hand(name: str, nbytes: float) -> None:
+    assert formulas.FORMULAS[name](SHAPES, 4) == pytest.approx(nbytes)
+    told, off = formulas.counted(
+        "x", [run(name, steps=2, seconds=1.0, nbytes=nbytes * 1.06)], SHAPES, 4
+    )
+    assert told.ratio == pytest.approx(1.06)
+    assert off.holds is False
+
+
+def test_schedules_are_judged_only_where_there_is_something_to_overlap() -> None:
+    seconds = {
+        NULL: [0.5], duel.ALONE: [0.5], DDP: [1.0], contenders.SCHEDULES[1]: [0.95],
+        contenders.SCHEDULES[2]: [0.8], contenders.SCHEDULES[4]: [0.81],
+    }  # fmt: skip
+    bars = [(row.bar, row.holds) for row in duel.judge("mlp", seconds) if row.bar]
+    assert bars == [("<= 0.8696", True), ("<= 1.03", True)]
+    bound = {**seconds, NULL: [0.01]}
+    assert [row.bar for row in duel.judge("mlp", bound) if row.bar] == ["<= 1.03"]
+
+
+def test_every_compressor_of_the_catalogue_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "SIDE", 32)
+    monkeypatch.setattr(codec, "LEAST_TIMES", 1)
+    rows = list(codec.costs(Settings()))
+    named = {row.case.partition("(")[0] for row in rows if row.metric == "encode and decode"}
+    assert {"exact", "cast", "topk", "powersgd", "error_feedback"} <= named
+    assert {row.bar for row in rows if row.bar} >= {">= 1", ">= 0.4", "<= 0.25"}
+    quick = {row.case.partition("(")[0] for row in codec.costs(Settings(quick=True))}
+    assert quick == {*codec.QUANTISERS, "error_feedback"}
+    assert all(row.value > 0 for row in rows)
+
+
+def test_the_plain_topk_is_the_same_technique() -> None:
+    bucket = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    said = codec.plain_topk(bucket)()
+    ours = error_feedback(topk(codec.RATIO))
+    value = codec.Value(bucket, "weight")
+    flow = ours.flow(value, ours.init(value), 0)
+    ask = next(flow)
+    with pytest.raises(StopIteration) as end:
+        flow.send(codec.alone(ask))
+    torch.testing.assert_close(end.value.value.mean.flatten(), said)
+
+
+def test_a_cost_has_both_parts() -> None:
+    cost = codec.measure(exact(), torch.ones(8, 8))
+    assert cost.encode > 0
+    assert cost.both > cost.encode
+
+
+def test_the_data_is_real_and_what_is_held_out_is_not_trained_on() -> None:
+    found = data.text(32)
+    (x, y), (held, _) = found.train, found.held_out
+    assert torch.equal(x[:, 1:], y[:, :-1])
+    assert len(held) > 100
+    pixels = data.pictures()
+    assert pixels.train[0].shape[1] == 28 * 28
+    assert 0 <= float(pixels.train[0].min()) <= float(pixels.train[0].max()) <= 1
+
+
+def test_fashion_mnist_is_taken_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "SHARED", tmp_path)
+    folder = tmp_path / "dataset-fashion-mnist"
+    folder.mkdir()
+    for part in ("train", "t10k"):
+        with gzip.open(folder / f"{part}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(bytes(16) + bytes([255]) * 2 * 784)
+        with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz", "wb") as file:
+            file.write(bytes(8) + bytes([3, 9]))
+    found = data.pictures()
+    assert found.source == "Fashion-MNIST"
+    assert torch.equal(found.train[0], torch.ones(2, 784))
+    assert found.held_out[1].tolist() == [3, 9]
+
+
+def test_workers_start_alike_and_see_other_samples() -> None:
+    workload = tasks.WORKLOADS["tiny"]
+    found = workload.data()
+    one, two = (tasks.make(workload, found, seed=0, rank=rank) for rank in (0, 1))
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(next(one.batches)[0], next(two.batches)[0])
+    parts = [tasks.held_out(workload, found, rank, 2)[0] for rank in (0, 1)]
+    assert [len(part) for part in parts] == [20, 20]
+
+
+def test_models_have_about_ten_million_parameters() -> None:
+    for model in exchange.MODELS:
+        assert 9.5e6 <= formulas.entries(exchange.shapes(model)) <= 11e6
+
+
+def test_the_suite_is_listed_and_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(UsageError, match="root"):
+        list(find("exchange").run(Settings(quick=True)))
+
+
+def test_a_clock_says_what_still_fits() -> None:
+    assert exchange.Clock(100).fits(50)
+    assert not exchange.Clock(100).fits(200)
+
+
+class Canned:
+    """A place whose workers have been there before: rank 0's words are known."""
+
+    def __init__(self, *lines: Mapping[str, Any], code: int = 0) -> None:
+        self.text = "".join(json.dumps(line) + "\n" for line in lines)
+        self.code = code
+
+    def start(
+        self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
+    ) -> list[subprocess.Popen[str]]:
+        """Print the words."""
+        shown = ["sh", "-c", f"cat; exit {self.code}"]
+        child = subprocess.Popen(shown, stdin=subprocess.PIPE, stdout=stdout, text=True)
+        assert child.stdin is not None
+        child.stdin.write(self.text)
+        child.stdin.close()
+        child.stdin = None
+        return [child]
+
+
+def test_what_rank_0_tells_is_progress_or_found() -> None:
+    heard: list[str] = []
+    assert work(Canned({"doing": "x"}, {"a": 1}), {}, heard.append) == [{"a": 1}]
+    assert heard == ["x"]
+
+
+def test_a_worker_that_fails_is_not_a_measurement() -> None:
+    with pytest.raises(ShoalError, match="failed"):
+        work(Canned(code=1), {}, lambda _: None)
+
+
+@pytest.mark.gloo
+def test_a_race_on_loopback_gives_every_row_and_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(exchange, "QUICK", (EXACT, LOCAL))
+    monkeypatch.setattr(exchange, "HOSTS", 2)
+    fields: list[Field] = []
+    settings = Settings(quick=True, progress=silent)
+    rows = list(exchange.fast(Loopback(2), "tiny", settings, (exchange.Clock(), fields)))
+    assert fields[0].runs[EXACT].reached
+    assert fields[0].runs[EXACT].steps == exchange.QUICK_STEPS
+    assert {"time to DDP's loss", "share of communication", "bytes sent a step"} <= {
+        row.metric for row in rows
+    }
+    assert (tmp_path / "shoal-runs" / "exchange-tiny-1gbit.svg").stat().st_size > 0
+
+
+@pytest.mark.gloo
+def test_schedules_take_turns_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = duel.Duel("tiny", contenders.SCHEDULES[:2], blocks=2, steps=1, warm_up=1)
+    monkeypatch.setattr(exchange, "Duel", lambda *_, **__: wanted)
+    rows = list(exchange.schedules(Loopback(2), "tiny", Settings()))
+    assert [row.against for row in rows[1:]] == [DDP, DDP]
