@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from shoal import axes
 from shoal.errors import Conflict, ConflictError
 from shoal.notation import call
 from shoal.strategy import Strategy
-from shoal.testing.contracts import samples
+from shoal.testing.contracts import matrix, samples
 
 BIB = Path(axes.__file__).with_name("references.bib")
 LINK = re.compile(r"`([^`<]+?)\s*<(https?://[^>]+)>`_")
@@ -120,23 +120,45 @@ def plain(text: str) -> str:
 @cache
 def legal() -> tuple[frozenset[tuple[Any, Any]], dict[tuple[Any, Any], Conflict]]:
     """Pairs that stand together in some whole strategy; for the others, the nearest conflict."""
-    every = {
-        axis: [call(text, axes.FUNCTIONS, "technique") for f in fs for text in samples(f)]
-        for axis, fs in axes.AXES.items()
-    }
-    together: set[tuple[Any, Any]] = set()
-    nearest: dict[tuple[Any, Any], tuple[int, int, Conflict]] = {}
-    for answers in product(*every.values()):
-        try:
-            Strategy(*answers)
-        except ConflictError as error:
-            for pair in combinations(answers, 2):
-                for told in error.conflicts:
-                    found = -sum(repr(one) in told.what for one in pair), len(error.conflicts), told
-                    nearest[pair] = min(nearest.get(pair, found), found)
-        else:
-            together.update(combinations(answers, 2))
-    return frozenset(together), {pair: told for pair, (*_, told) in nearest.items()}
+    every = matrix.answers()
+    together = {pair for row in matrix.legal_products(every) for pair in combinations(row, 2)}
+    rows = _nearest_rows(matrix.kinds(every))
+    nearest = {}
+    for one, other in combinations(range(len(every)), 2):
+        for pair in product(list(every.values())[one], list(every.values())[other]):
+            if pair not in together:
+                row = list(rows[(one, other, *map(matrix.facts, pair))])
+                row[one], row[other] = pair
+                nearest[pair] = min(_conflicts(row, pair))[-1]
+    return frozenset(together), nearest
+
+
+def _nearest_rows(kinds: list[list[list[Any]]]) -> dict[Any, tuple[Any, ...]]:
+    """For the kinds of any two answers, the row in which their conflict shows best."""
+    best: dict[Any, tuple[tuple[int, int], tuple[Any, ...]]] = {}
+    for row in product(*([kind[0] for kind in alike] for alike in kinds)):
+        facts = [matrix.facts(answer) for answer in row]
+        for (i, one), (j, other) in combinations(enumerate(row), 2):
+            for *rank, _ in _conflicts(row, (one, other)):
+                key, found = (i, j, facts[i], facts[j]), ((rank[0], rank[1]), row)
+                if key not in best or found[0] < best[key][0]:
+                    best[key] = found
+    return {key: row for key, (_, row) in best.items()}
+
+
+@lru_cache(maxsize=1)
+def _told(row: tuple[Any, ...]) -> tuple[Conflict, ...]:
+    try:
+        Strategy(*row)
+    except ConflictError as error:
+        return error.conflicts
+    return ()
+
+
+def _conflicts(row: Sequence[Any], pair: tuple[Any, Any]) -> list[tuple[int, int, Conflict]]:
+    """Each conflict of a row: how many of the pair it does not name, how many there are, itself."""
+    told = _told(tuple(row))
+    return [(-sum(repr(one) in each.what for one in pair), len(told), each) for each in told]
 
 
 @cache

@@ -18,6 +18,7 @@ from shoal.flow import (
     Ask,
     Flow,
     Fold,
+    Folded,
     Gather,
     Mean,
     Pair,
@@ -25,6 +26,7 @@ from shoal.flow import (
     alone,
     drive,
     together,
+    tree,
 )
 
 
@@ -99,12 +101,23 @@ def test_alone_several_asks_are_answered_one_by_one() -> None:
     assert [t.shape for t in told] == [(2,), (3,)]
 
 
-@pytest.mark.parametrize(
-    "ask", [Pair(1, ()), Push({}), Fold((), lambda a, b: a)], ids=lambda a: type(a).__name__
-)
+@pytest.mark.parametrize("ask", [Pair(1, ()), Push({})], ids=lambda a: type(a).__name__)
 def test_alone_nobody_answers_what_needs_another(ask: Ask) -> None:
     with pytest.raises(UsageError, match=type(ask).__name__):
         alone(ask)
+
+
+def test_alone_i_merge_nothing_and_leave_nothing_out() -> None:
+    parts = (torch.ones(2),)
+    assert alone(Fold(parts, lambda a, b: (a, b))) == Folded(parts, (), 1)
+
+
+@pytest.mark.parametrize("workers", range(1, 18))
+def test_the_tree_merges_everybody_once_into_worker_0(workers: int) -> None:
+    held = {i: [i] for i in range(workers)}
+    for taker, giver in tree(workers):
+        held[taker] += held.pop(giver)
+    assert {i: sorted(merged) for i, merged in held.items()} == {0: list(range(workers))}
 
 
 def test_gathered_parts_are_added_into_something_like_the_value() -> None:

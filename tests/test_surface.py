@@ -92,12 +92,13 @@ def test_asking_for_help_does_not_load_torch() -> None:
 
 
 OPTIONS = {
-    "bench": "--json --list --quick --seed",
+    "bench": "--json --list --quick --ranks --seed --sizes",
     "doctor": "--json --workers -n",
     "explain": "--json --workers -n",
     "run": "--backend --checkpoint --dir --hosts --master --max-restarts --node-rank --output "
     "--oversubscribe --port --resume --strategy --timeout --workers -n -s",
     "strategies": "--json",
+    "testbed": "--hosts --name --rate",
 }
 
 

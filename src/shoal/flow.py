@@ -19,9 +19,29 @@ Add: TypeAlias = Callable[[tuple[Tensor, ...], Tensor, float], None]
 """``add(parts, into, weight)``: into += weight * what the parts say. Pure but for ``into``, so a
 worker, a server or a hop on the way can run it."""
 
+Merge: TypeAlias = Callable[
+    [tuple[Tensor, ...], tuple[Tensor, ...]], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+]
+"""``merge(mine, theirs)``: what goes on, and what was left out."""
+
 
 class Mean(NamedTuple):
     """Ask for the weighted mean over those taking part. The wire may overwrite ``tensor``."""
+
+    tensor: Tensor
+
+
+class Scatter(NamedTuple):
+    """Ask for the first half of a mean, in place: each worker ends with a part of it.
+
+    The answer is the tensor, to be given to :class:`Spread`.
+    """
+
+    tensor: Tensor
+
+
+class Spread(NamedTuple):
+    """Ask for the other half, in place: everybody's parts for everybody."""
 
     tensor: Tensor
 
@@ -44,10 +64,22 @@ class Rows(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Ask to merge pairwise along the route's tree (gTop-k)."""
+    """Ask to merge pairwise along a tree (gTop-k); the answer is a :class:`Folded`.
+
+    ``merge(mine, theirs)`` gives what goes on, sized as either was, and what it left out, which
+    stays with whoever merged. Pure. Every worker's parts have the same sizes.
+    """
 
     parts: tuple[Tensor, ...]
-    merge: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]]
+    merge: Merge
+
+
+class Folded(NamedTuple):
+    """What all workers' parts became, the same for all, and what my own merges left out."""
+
+    parts: tuple[Tensor, ...]
+    dropped: tuple[tuple[Tensor, ...], ...]
+    workers: int
 
 
 class Pair(NamedTuple):
@@ -69,7 +101,7 @@ class All(NamedTuple):
     asks: tuple[Ask, ...]
 
 
-Ask: TypeAlias = "Mean | Gather | Rows | Fold | Pair | Push | All"
+Ask: TypeAlias = "Mean | Scatter | Spread | Gather | Rows | Fold | Pair | Push | All"
 
 
 class Agreed(NamedTuple):
@@ -101,16 +133,30 @@ def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Re
 def alone(ask: Ask) -> Any:
     """What a worker is told when nobody else takes part: its own message, as it would arrive."""
     match ask:
-        case Mean(tensor) | Rows(tensor):
+        case Mean(tensor) | Rows(tensor) | Scatter(tensor) | Spread(tensor):
             return tensor
         case Gather(parts, add, like):
             into = torch.zeros_like(like)
             add(parts, into, 1.0)
             return into
+        case Fold(parts, _):
+            return Folded(parts, dropped=(), workers=1)
         case All(asks):
             return tuple(alone(one) for one in asks)
         case _:
             raise UsageError(f"one worker has nobody to answer {type(ask).__name__}")
+
+
+def tree(workers: int) -> list[tuple[int, int]]:
+    """Who merges whose message, in order, until worker 0 has merged all: (taker, giver).
+
+    Any number of workers; as many rounds as it has binary digits.
+    """
+    merges, apart = [], 1
+    while apart < workers:
+        merges += [(i, i + apart) for i in range(0, workers - apart, 2 * apart)]
+        apart *= 2
+    return merges
 
 
 def nbytes(ask: Ask) -> int:
@@ -120,7 +166,7 @@ def nbytes(ask: Ask) -> int:
 
 def _tensors(ask: Ask) -> list[Tensor]:
     match ask:
-        case Mean(tensor):
+        case Mean(tensor) | Scatter(tensor) | Spread(tensor):
             return [tensor]
         case Rows(tensor):
             return [tensor._indices(), tensor._values()]

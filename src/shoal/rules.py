@@ -66,16 +66,33 @@ def _peers_have_no_clock(s: Strategy) -> Iterator[Conflict]:
 
 
 def _gossip_is_exact(s: Strategy) -> Iterator[Conflict]:
-    if s.coordination.sends == "parameter" and Trait.LOSSLESS not in s.compression.traits:
+    if s.coordination.sends != "parameter" or Trait.LOSSLESS in s.compression.traits:
+        return
+    if Trait.TRACKS not in s.compression.traits:
         yield Conflict(
             f"{s.coordination} x {s.compression}",
             "it would damage the model itself, not an update of it",
-            "exact",
+            "exact, or difference(topk(0.1))",
+        )
+    elif not s.synchrony.waits:
+        yield Conflict(
+            f"{s.coordination}, {s.synchrony} x {s.compression}",
+            "a peer met at random holds no copy of me to which a difference could be added",
+            "bsp or local(h), or exact",
+        )
+
+
+def _factors_are_of_gradients(s: Strategy) -> Iterator[Conflict]:
+    if Trait.FACTORS in s.compression.traits and not can_overlap(s):
+        yield Conflict(
+            f"{s.compression} x {s.partition}, {s.coordination}, {s.synchrony}",
+            "only the gradient of a whole linear layer comes with factors",
+            "data with all_reduce and bsp, or exact",
         )
 
 
 def _nothing_to_overlap(s: Strategy) -> Iterator[Conflict]:
-    if not s.scheduling.overlaps or can_overlap(s):
+    if not (s.scheduling.overlaps or s.scheduling.early) or can_overlap(s):
         return
     if s.partition.cuts:
         why = "inside a cut replica torch orders the traffic; replicas agree after backward"
@@ -105,18 +122,37 @@ def _slices_need_sliceable(s: Strategy) -> Iterator[Conflict]:
         )
 
 
+def _a_change_has_a_size(s: Strategy) -> Iterator[Conflict]:
+    if Trait.UNSCALED in s.compression.traits and s.synchrony.period > 1:
+        yield Conflict(
+            f"{s.compression} x {s.synchrony}",
+            "a change of the model would come out as plus or minus one, whatever its size",
+            "bsp, or error_feedback(topk(0.01))",
+        )
+
+
 def _one_message_a_push(s: Strategy) -> Iterator[Conflict]:
     pushes = s.coordination.via == "server" and not s.synchrony.waits
     if pushes and Trait.ONE_SHOT not in s.compression.traits:
         yield Conflict(
             f"{s.compression} x {s.coordination}, {s.synchrony}",
-            "a push is one message, and it asks twice",
+            "a push is one message that says all, and this one rests on others",
             "a compressor of one ask, such as topk or cast",
         )
 
 
+def _merging_needs_a_tree(s: Strategy) -> Iterator[Conflict]:
+    merges = Trait.MERGES in s.compression.traits and Trait.ONE_SHOT not in s.compression.traits
+    if merges and s.coordination.via != "collective":
+        yield Conflict(
+            f"{s.compression} x {s.coordination}",
+            "it is merged in pairs, along a tree of workers",
+            "all_reduce, or topk with error feedback",
+        )
+
+
 def _route_without_effect(s: Strategy) -> Iterator[Conflict]:
-    if s.collectives.rounds is None:
+    if s.collectives.is_native:
         return
     if s.coordination.via != "collective":
         why, instead = "no collective runs, so a route has no effect", "native"
@@ -125,6 +161,31 @@ def _route_without_effect(s: Strategy) -> Iterator[Conflict]:
     else:
         return
     yield Conflict(f"{s.collectives} x {s.coordination}, {s.compression}", why, instead)
+
+
+def _route_serves_the_replicas_named(s: Strategy) -> Iterator[Conflict]:
+    if s.partition.data is not None:
+        yield from _route_serves(s, s.partition.data)
+
+
+def _route_serves(s: Strategy, workers: int) -> Iterator[Conflict]:
+    if s.coordination.via == "collective" and (why := s.collectives.refusal(workers)):
+        instead = "ring or butterfly, which serve any number; or other groups"
+        yield Conflict(f"{s.collectives} x {workers} workers", why, instead)
+
+
+def _only_sums_are_scattered(s: Strategy) -> Iterator[Conflict]:
+    if not s.scheduling.scatters:
+        return
+    if s.coordination.via != "collective":
+        why, instead = "only workers among themselves scatter and gather", "all_reduce, or priority"
+    elif not s.collectives.is_native:
+        why, instead = "its two halves are a route of their own", "native"
+    elif Trait.SUMS not in s.compression.traits or Trait.ELEMENTWISE not in s.compression.traits:
+        why, instead = "what is scattered is a sum of numbers, entry by entry", "exact or cast"
+    else:
+        return
+    yield Conflict(f"{s.scheduling} x {s.coordination}, {s.compression}", why, instead)
 
 
 def _cut_replicas_use_collectives(s: Strategy) -> Iterator[Conflict]:
@@ -144,7 +205,7 @@ def _alone_there_is_nothing_to_agree(s: Strategy) -> Iterator[Conflict]:
 def _no_peer(s: Strategy) -> Iterator[Conflict]:
     """Answers that would have no effect, or only do damage, where there is one replica."""
     plain = sends_gradients(s) and s.coordination.via == "collective"
-    if not (plain and Trait.LOSSLESS in s.compression.traits and s.collectives.rounds is None):
+    if not (plain and Trait.LOSSLESS in s.compression.traits and s.collectives.is_native):
         yield Conflict(
             f"{s.partition} x {s.coordination}, {s.synchrony}, {s.compression}, {s.collectives}",
             "one replica has no peer to agree with",
@@ -156,10 +217,15 @@ RULES: tuple[Rule, ...] = (
     _collective_waits,
     _peers_have_no_clock,
     _gossip_is_exact,
+    _factors_are_of_gradients,
     _nothing_to_overlap,
     _slices_need_sliceable,
+    _a_change_has_a_size,
     _one_message_a_push,
+    _merging_needs_a_tree,
     _route_without_effect,
+    _only_sums_are_scattered,
+    _route_serves_the_replicas_named,
     _cut_replicas_use_collectives,
     _alone_there_is_nothing_to_agree,
 )
@@ -180,6 +246,8 @@ def bound_conflicts(s: Strategy, facts: Facts) -> list[Conflict]:
     found = [*_with_closure(facts)]
     if s.partition.cuts and s.partition.data is None and facts.ranks == s.partition.ranks:
         found += _no_peer(s)
+    if s.partition.data is None:
+        found += _route_serves(s, s.partition.replicas(facts.ranks))
     if s.scheduling.early and facts.clips:
         why = "the next forward starts before all gradients are known, and the norm needs them all"
         found.append(Conflict(f"{s.scheduling} x clip", why, "wfbp, or no clipping"))
@@ -215,7 +283,7 @@ def advice(s: Strategy) -> tuple[str, ...]:
     bare = (
         Trait.CONTRACTIVE in s.compression.traits and Trait.CONSERVING not in s.compression.traits
     )
-    if bare and Trait.ELEMENTWISE not in s.compression.traits:
+    if bare and not s.compression.traits & (Trait.ELEMENTWISE | Trait.UNBIASED):
         told.append(
             f"{s.compression} forgets what it does not send: "
             f"error_feedback({s.compression}) converges better"

@@ -40,12 +40,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     titled = re.search(r'```python title="(.*?)"\n(.*?)```', TEXT, re.S)
     assert titled is not None
     (root / titled[1]).write_text(titled[2])
-    line, members = re.findall(r"```python\n(from .*?)\n\n(MEMBERS = .*?)\n```", TEXT, re.S)[0]
+    line, name = re.findall(r"```python\n(from .*?)\n\nMEMBERS = \(\n( +\w+,\n)", TEXT, re.S)[0]
     package = (root / titled[1]).with_name("__init__.py")
-    before = re.search(r"^MEMBERS = .*$", package.read_text(), re.M)
-    assert before is not None
-    assert members == before[0].replace(")", ", scaled_sign)"), "the text's MEMBERS is out of date"
-    package.write_text(package.read_text().replace(before[0], f"{line}\n\n{members}"))
+    before = package.read_text()
+    assert before.count("\nMEMBERS = (\n") == 1, "the text's MEMBERS is out of date"
+    package.write_text(before.replace("\nMEMBERS = (\n", f"\n{line}\n\nMEMBERS = (\n{name}"))
     return root
 
 

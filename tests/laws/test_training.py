@@ -17,7 +17,7 @@ from shoal.runtime.agreement import Agreement
 from shoal.runtime.flats import Flats
 from shoal.runtime.modes.local import LocalMode
 from shoal.strategy import Strategy, parse
-from shoal.testing.contracts.matrix import answers, legal, products
+from shoal.testing.contracts.matrix import answers, legal_products
 from shoal.testing.school import Batch, Build, School, digits, tiny
 
 WORKERS = (1, 2, 3, 4)
@@ -84,7 +84,7 @@ def lossless() -> list[Strategy]:
     """Whole replicas that send every step's gradient without loss, the order of messages apart."""
     plain = parse("auto")  # a route changes the order of a sum only, and lockstep runs none
     given = {**answers(), "partition": [plain.partition], "collectives": [plain.collectives]}
-    found = [s for s in map(legal, products(given)) if s is not None]
+    found = [Strategy(*row) for row in legal_products(given)]
     exactly = [s for s in found if Trait.LOSSLESS in s.compression.traits]
     return [s for s in exactly if rules.sends_gradients(s) and s.synchrony.name == "bsp"]
 

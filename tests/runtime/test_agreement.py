@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.axes import AXES
 from shoal.axes.compression import Compressor, Trait, cast, error_feedback, exact, powersgd, topk
-from shoal.axes.scheduling import Schedule, fifo, priority, wfbp
+from shoal.axes.scheduling import Schedule, dear, fifo, priority, wfbp
 from shoal.runtime.agreement import Agreement, typical
 from shoal.runtime.flats import Flats
 from shoal.testing.contracts import make, samples
@@ -44,7 +44,7 @@ def agree(agreements: list[Agreement]) -> None:
     lockstep([agreement.flows() for agreement in agreements])
 
 
-@pytest.mark.parametrize("schedule", [fifo(), wfbp(1), wfbp(200), priority(32)], ids=repr)
+@pytest.mark.parametrize("schedule", [fifo(), wfbp(200), priority(32), dear(64)], ids=repr)
 def test_the_agreed_numbers_take_the_place_of_mine(schedule: Schedule) -> None:
     agreements = team(schedule, exact())
     given = fill(agreements, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from inspect import signature
 from itertools import pairwise
 
 import pytest
@@ -117,19 +117,23 @@ models = st.lists(
 lines = st.builds(
     lambda alpha, beta: lambda nbytes: alpha + beta * nbytes, st.floats(0, 5), st.floats(0, 1)
 )
-each_schedule = pytest.mark.parametrize("member", MEMBERS, ids=lambda m: m.__name__)
+SIZED = [
+    m for m in MEMBERS if any(p.default.__class__ is int for p in signature(m).parameters.values())
+]
+PLANS = [*(m(size) for m in SIZED for size in (1, 40, 1000)), *(m() for m in MEMBERS)]
+each_schedule = pytest.mark.parametrize("schedule", PLANS, ids=repr)
 
 
 @each_schedule
-@given(layers=models, cost=lines, size=st.sampled_from([1, 40, 1000]))
-@settings(max_examples=40, deadline=None)
+@given(layers=models, cost=lines)
+@settings(max_examples=20, deadline=None)
 def test_a_step_lasts_no_less_than_its_busiest_lane_and_no_more_than_all_in_turn(
-    member: Callable[[int], Schedule], layers: list[Layer], cost: Cost, size: int
+    schedule: Schedule, layers: list[Layer], cost: Cost
 ) -> None:
-    tasks = member(size).plan(layers, cost)
+    tasks = schedule.plan(layers, cost)
     seconds, spans = schedule_seconds(tasks, layers, cost)
     compute = sum(layer.forward + layer.backward for layer in layers)
-    link = sum(cost(task.nbytes) for task in tasks)
+    link = sum(cost(t.nbytes) * (1 if t.phase == "reduce" else 0.5) for t in tasks)
     bound = max(compute, layers[-1].backward + link)
     assert seconds >= bound * (1 - 1e-9)
     assert seconds <= (compute + link) * (1 + 1e-9) + 1e-9
@@ -139,11 +143,11 @@ def test_a_step_lasts_no_less_than_its_busiest_lane_and_no_more_than_all_in_turn
 
 @each_schedule
 @given(layers=models, cost=lines)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_nobody_does_two_things_at_once(
-    member: Callable[[int], Schedule], layers: list[Layer], cost: Cost
+    schedule: Schedule, layers: list[Layer], cost: Cost
 ) -> None:
-    _, spans = schedule_seconds(member(40).plan(layers, cost), layers, cost)
+    _, spans = schedule_seconds(schedule.plan(layers, cost), layers, cost)
     for lanes in ({"compute", "wait"}, {"exchange"}):
         busy = sorted((s.start, s.end) for s in spans if s.lane in lanes)
         for (_, end), (start, _) in pairwise(busy):

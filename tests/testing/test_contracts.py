@@ -103,6 +103,9 @@ BROKEN: dict[str, Compressor] = {
         lambda g, s, r: g - (g.mean() if g.numel() else 0), Trait.ELEMENTWISE
     ),
     "sliceable_acts_on_any_piece": Compressor("whole", Trait.SLICEABLE, flattened),
+    "tracks_comes_ever_closer": compressor(lambda g, s, r: g * 0.5, Trait.TRACKS),
+    "unscaled_says_only_the_direction": compressor(lambda g, s, r: g * 1.0, Trait.UNSCALED),
+    "momentum_is_its_own": compressor(lambda g, s, r: g * 1.0, Trait.MOMENTUM),
 }
 
 
@@ -193,7 +196,7 @@ def test_samples_come_from_the_example_line_or_the_bare_name() -> None:
     assert samples(half) == ("half(0.5)", "half(1)")
     assert samples(fifo) == ("fifo", "fifo(1)")
     assert samples(exact) == ("exact",)
-    assert len(samples(error_feedback)) == 3
+    assert len(samples(error_feedback)) == 4
     with pytest.raises(AssertionError, match=r"quiet needs share .* add a line such as"):
         samples(quiet)
 

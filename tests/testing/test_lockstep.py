@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.flow import All, Ask, Gather, Mean, Pair
+from shoal.flow import All, Ask, Fold, Gather, Mean, Pair
 from shoal.testing.lockstep import lockstep
 
 
@@ -48,6 +48,17 @@ def test_gathered_parts_are_added_with_their_weight() -> None:
     like = torch.zeros(3)
     ends = lockstep([once(Gather((torch.tensor(i),), add, like)) for i in (0, 2)])
     assert [end.tolist() for end in ends] == [[0.5, 0, 0.5]] * 2
+
+
+def test_folded_parts_are_merged_up_a_tree_and_who_merged_is_told_what_was_left_out() -> None:
+    def larger(mine: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> Any:
+        return (mine, theirs) if float(mine[0]) >= float(theirs[0]) else (theirs, mine)
+
+    ends = lockstep([once(Fold((torch.tensor(x),), larger)) for x in (1.0, 4.0, 3.0, 2.0, 0.5)])
+    assert [float(end.parts[0]) for end in ends] == [4] * 5
+    dropped = [[float(part) for (part,) in end.dropped] for end in ends]
+    assert dropped == [[1, 3, 0.5], [], [2], [], []]
+    assert {end.workers for end in ends} == {5}
 
 
 def test_several_asks_in_one_are_answered_each() -> None:

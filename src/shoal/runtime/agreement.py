@@ -7,17 +7,19 @@ engine, a lockstep harness, a simulator) is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Container, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from shoal.axes.compression import Compressor, Trait, Value
-from shoal.axes.scheduling import Cost, Schedule
+from shoal.axes.scheduling import Cost, Layer, Schedule, Task
 from shoal.errors import UsageError
-from shoal.flow import Ask, Flow, Gather, Mean, alone, together
-from shoal.runtime.flats import Bound, Flats
+from shoal.flow import Ask, Flow, Gather, Mean, Scatter, Spread, alone, together
+from shoal.runtime.flats import Bound, Flats, real
+from shoal.runtime.recut import recut
 
 
 def typical(nbytes: int) -> float:
@@ -39,19 +41,45 @@ class Agreement:
     ) -> None:
         self.flats = flats
         self.compressor = compressor
-        self._schedule, self._cost = schedule, cost
+        self.schedule, self._cost = schedule, cost
         self.round = 0
         self.states: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
+        self._halves: dict[tuple[str, ...], tuple[Flow, Tensor]] = {}
+        self.moves = False  # whether the places get what all said less what I said
+        self.factors: Mapping[str, tuple[Tensor, Tensor]] = {}
 
     @cached_property
     def tasks(self) -> tuple[Bound, ...]:
         """What travels together, in the order in which it leaves."""
-        return self.flats.bind(self._schedule, self._cost)
+        return self.flats.bind(self.schedule, self._cost)
+
+    def rebind(self, schedule: Schedule, known: Mapping[str, Layer], cost: Cost) -> bool:
+        """Put the numbers into other messages, between two rounds; whether they are others.
+
+        What compression remembers follows its numbers.
+
+        Args:
+            schedule: plans the messages.
+            known: what was measured of parameters, by name.
+            cost: of a message, as measured.
+        """
+
+        def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
+            return schedule.plan([known.get(layer.name, layer) for layer in layers], cost)
+
+        tasks = self.flats.bind(replace(schedule, plan=plan), cost)
+        if [b.keys for b in tasks] == [b.keys for b in self.tasks]:
+            return False
+        self.tasks = tasks
+        return True
 
     def flow(self, index: int) -> Generator[Ask, Any, None]:
         """The i-th task, from my numbers to the agreed ones, in place."""
         task = self.tasks[index]
+        if task.task.phase != "reduce":
+            yield from self._scatter(task) if task.task.phase == "scatter" else self._gather(task)
+            return
         if Trait.ELEMENTWISE in self.compressor.traits:
             agreed = yield from self.compressor.flow(Value(task.whole), None, self.round)
             _put(agreed.mean, task.whole)
@@ -60,7 +88,24 @@ class Agreement:
         for key, piece, agreed in zip(task.keys, task.pieces, ends, strict=True):
             self._before[key] = self.states[key]
             self.states[key] = agreed.state
-            _put(agreed.mean, piece)
+            _put(agreed.mean - agreed.mine if self.moves else agreed.mean, piece)
+
+    def _scatter(self, task: Bound) -> Generator[Ask, Any, None]:
+        """The first half of a sum; its flow waits for the other, under the range it is about."""
+        flow = self.compressor.flow(Value(task.whole), None, self.round)
+        ask = next(flow)
+        if not isinstance(ask, Mean):
+            raise UsageError(f"{type(ask).__name__} cannot be scattered: it is no sum")
+        tensor = yield Scatter(ask.tensor)
+        self._halves[task.keys] = flow, tensor
+
+    def _gather(self, task: Bound) -> Generator[Ask, Any, None]:
+        flow, tensor = self._halves.pop(task.keys)
+        answer = yield Spread(tensor)
+        try:
+            flow.send(answer)
+        except StopIteration as end:
+            _put(end.value.mean, task.whole)
 
     def revert(self) -> None:
         """Forget what the last round left behind: it held a NaN."""
@@ -99,11 +144,17 @@ class Agreement:
     def _open(self, task: Bound) -> list[Flow]:
         flows = []
         for key, piece in zip(task.keys, task.pieces, strict=True):
-            value = Value(piece, key)
+            value = Value(piece, key, self.factors.get(key))
             if key not in self.states:
-                self.states[key] = self.compressor.init(value)
+                self._recut()
             flows.append(self.compressor.flow(value, self.states[key], self.round))
         return flows
+
+    def _recut(self) -> None:
+        """Memory that was kept for other messages, or that nobody has yet, in the cut of these."""
+        views = {name: real(place.view) for name, place in self.flats.places.items()}
+        pieces = {k: p for task in self.tasks for k, p in zip(task.keys, task.pieces, strict=True)}
+        self.states = recut(self.states, pieces, views, self.compressor.init)
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds, and every state by parameter name."""

@@ -18,6 +18,7 @@ from shoal.errors import UsageError
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.control import SILENT, Table, Word, put, table_of
 from shoal.runtime.line import Inline, Suspended, Thread
+from shoal.runtime.measuring import Watch
 from shoal.wire.pending import Wire
 
 LARGE = 2**16  # bytes: moved at once, while in the cache; smaller ones many at a time, in one call
@@ -31,10 +32,17 @@ class Engine:
         wire: who answers.
         parameters: by the names that the agreement uses.
         worker: my number; my word on a step has its own place behind the last gradients.
+        watch: notes when gradients and messages arrive, for schedules that measure.
     """
 
     def __init__(
-        self, agreement: Agreement, wire: Wire, *, parameters: Mapping[str, Tensor], worker: int
+        self,
+        agreement: Agreement,
+        wire: Wire,
+        *,
+        parameters: Mapping[str, Tensor],
+        worker: int,
+        watch: Watch | None = None,
     ) -> None:
         self.agreement = agreement
         self.wire = wire
@@ -42,21 +50,30 @@ class Engine:
         self.live = False
         self.rides = agreement.flats.has_tail
         self._worker = worker
+        self._watch = watch
         self._word: Callable[[], Word] = lambda: SILENT
         self._tail = agreement.flats.tail
         self._views = {name: agreement.flats.places[name].view for name in parameters}
-        self._tasks_of: dict[str, list[int]] = {name: [] for name in parameters}
-        for index, task in enumerate(agreement.tasks):
-            for name in task.names:
-                self._tasks_of[name].append(index)
-        self._expected = [len(set(task.names)) for task in agreement.tasks]
-        simple = Trait.ONE_SHOT in agreement.compressor.traits and not wire.blocks
-        self.line = Inline() if simple else Thread()
-        self._lag = None if simple else 1
+        at_once = not (wire.blocks or agreement.schedule.scatters)
+        simple = Trait.ONE_SHOT in agreement.compressor.traits and at_once
+        self.line: Inline | Thread = Inline() if simple else Thread()
+        # a second half needs the first; others wait while the next is on its way
+        self._lag = None if simple else 0 if agreement.schedule.scatters else 1
         self._handles = [
             p.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
             for name, p in parameters.items()
         ]
+        self.bind()
+
+    def bind(self) -> None:
+        """Learn which tasks wait for which gradients; again when the agreement has other tasks."""
+        tasks = self.agreement.tasks
+        self._tasks_of: dict[str, list[int]] = {name: [] for name in self.parameters}
+        for index, task in enumerate(tasks):
+            for name in task.names:
+                self._tasks_of[name].append(index)
+        self._expected = [len(set(task.names)) for task in tasks]
+        self._over = [0] * len(tasks)  # the job with whose end each is agreed
         self._reset()
 
     def _reset(self) -> None:
@@ -75,14 +92,19 @@ class Engine:
         """
         self._word = word
         self.live = True
+        if self._watch is not None:
+            self._watch.open()
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         """What runs when a parameter's gradient is there: little, for it runs in a cold cache."""
         large = (name,) if self._views[name].nbytes >= LARGE else ()
+        watch = self._watch
 
         def arrived(_: Tensor) -> None:
             if not self.live:
                 return
+            if watch is not None:
+                watch.arrived(name)
             if name in self._here:
                 raise UsageError(
                     f"the gradient of {name} arrived twice in one backward (reentrant "
@@ -106,7 +128,9 @@ class Engine:
             self._fill(self.agreement.tasks[self._next].names)
             if self.rides and self._next == len(self._missing) - 1:
                 put(self._word(), self._tail, self._worker)
-            self.line.submit(partial(self._start, self._next))
+            job = self.line.submit(partial(self._start, self._next))
+            if self._lag is not None and self._next >= self._lag:
+                self._over[self._next - self._lag] = job
             self._next += 1
 
     def _fill(self, names: tuple[str, ...]) -> None:
@@ -130,7 +154,8 @@ class Engine:
             torch._foreach_copy_(views, grads)
 
     def _start(self, index: int) -> None:
-        self._open[index] = Suspended(self.agreement.flow(index), self.wire)
+        wire = self.wire if self._watch is None else self._watch.wire(index, self.wire)
+        self._open[index] = Suspended(self.agreement.flow(index), wire)
         if self._lag is not None and index >= self._lag:
             self._finish(index - self._lag)
 
@@ -151,6 +176,9 @@ class Engine:
         said = word._replace(unused=len(unused))
         self._word = lambda: said
         self._start_ready()
+        if self._lag is not None and self.agreement.schedule.early:  # nobody will wait for all
+            for index in range(max(0, len(self._over) - self._lag), len(self._over)):
+                self._over[index] = self.line.submit(partial(self._finish, index))
         return tuple(unused)
 
     def table(self) -> Table:
@@ -166,9 +194,12 @@ class Engine:
 
     def settle_some(self, names: tuple[str, ...]) -> None:
         """Wait until the tasks of these parameters are agreed, and no longer."""
-        for index in sorted({i for name in names for i in self._tasks_of[name]}):
-            self.line.submit(partial(self._finish, index))
-        self.line.join()
+        wanted = sorted({i for name in names for i in self._tasks_of[name]})
+        if self._lag is not None:
+            self.line.join(max((self._over[index] for index in wanted), default=0))
+            return
+        for index in wanted:
+            self._finish(index)
 
     def forget(self) -> None:
         """The step's tasks are all agreed: make ready for the next."""

@@ -50,11 +50,12 @@ class Suspended:
 class Inline:
     """Jobs run at once, in the caller's thread."""
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> int:
         """Run it."""
         job()
+        return 0
 
-    def join(self) -> None:
+    def join(self, upto: int | None = None) -> None:
         """Nothing is left to wait for."""
 
     def close(self) -> None:
@@ -67,21 +68,27 @@ class Thread:
     def __init__(self, name: str = "shoal-exchange") -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
-        self._left = 0
+        self._given = self._ran = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Queue it."""
+    def submit(self, job: Job) -> int:
+        """Queue it; its number, to join up to it."""
         with self._idle:
-            self._left += 1
+            self._given += 1
+            number = self._given
         self._jobs.put(job)
+        return number
 
-    def join(self) -> None:
-        """Wait until all jobs ran; raise the first error there was."""
+    def join(self, upto: int | None = None) -> None:
+        """Wait until all jobs ran, or those up to a number; raise the first error there was."""
         with self._idle:
-            self._idle.wait_for(lambda: self._left == 0)
+            if upto is not None:
+                self._idle.wait_for(lambda: self._ran >= upto or self._error is not None)
+                if self._error is None:
+                    return
+            self._idle.wait_for(lambda: self._ran == self._given)
             error, self._error = self._error, None
         if error is not None:
             raise error
@@ -99,5 +106,5 @@ class Thread:
             except BaseException as error:
                 self._error = error
             with self._idle:
-                self._left -= 1
+                self._ran += 1
                 self._idle.notify_all()

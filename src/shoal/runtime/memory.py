@@ -26,7 +26,7 @@ def allocator(strategy: Strategy, group: dist.ProcessGroup | None, *, workers: i
     """
     traits = strategy.compression.traits
     as_it_is = Trait.LOSSLESS in traits and Trait.ELEMENTWISE in traits
-    summed = strategy.coordination.via == "collective" and strategy.collectives.rounds is None
+    summed = strategy.coordination.via == "collective" and strategy.collectives.is_native
     if workers == 1 or not (as_it_is and summed):
         return zeros
 

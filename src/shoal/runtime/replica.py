@@ -9,18 +9,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shoal import rules
 from shoal.errors import UsageError
-from shoal.flow import Ask, Rows, drive
+from shoal.flow import Ask, drive
 from shoal.runtime.control import Absent, Asked, Table, Word, absent, tell
 from shoal.runtime.early import EarlyUpdates
 from shoal.runtime.engine import Engine
 from shoal.runtime.equalise import agreed, equalise, memory_of, still
+from shoal.runtime.factors import Factors, watch
 from shoal.runtime.line import Suspended
 from shoal.runtime.memory import allocator
 from shoal.runtime.modes import Mode, choose
+from shoal.runtime.replanning import Replanning, engine
+from shoal.runtime.rows import agree_rows, looked_up
 from shoal.runtime.served_state import await_all, take_over
 from shoal.runtime.source import Cut, Whole
 from shoal.runtime.team import Team
@@ -55,6 +57,8 @@ class Replica:
         self.wire = Watched(wire, team.recorder)
         self.engine: Engine | None = None
         self.early: EarlyUpdates | None = None
+        self.replanning: Replanning | None = None
+        self.factors = Factors(self.model, {})
         self._opened: list[Suspended] = []
         self._begun = False
         self.mode: Mode = self._plan()
@@ -73,7 +77,7 @@ class Replica:
         """Lay out what travels, from what is trainable now."""
         self._signature, team = self._sign(), self.team
         named = self.source.trainable()
-        sparse = self._sparse()
+        sparse = looked_up(self.model, team.strategy)
         self.sparse = {name: p for name, p in named.items() if id(p) in sparse}
         self.parameters = {name: p for name, p in named.items() if id(p) not in sparse}
         stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -86,9 +90,10 @@ class Replica:
         if team.seat.workers > 1 and mode.gradients is not None:
             mode.gradients.flats.buffers  # noqa: B018  all ranks take shared memory at one time
         if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:
-            self.engine = Engine(
-                mode.gradients, self.wire, parameters=self.parameters, worker=team.seat.worker
+            self.engine, self.replanning = engine(
+                mode.gradients, self.wire, parameters=self.parameters, team=team
             )
+            self.factors = watch(self.model, self.parameters, mode.gradients)
             if team.strategy.scheduling.early:
                 self.early = EarlyUpdates(self.model, self.optimizer, self.engine)
         return mode
@@ -96,15 +101,6 @@ class Replica:
     def _sign(self) -> list[bool]:
         """What is trainable: a parameter that joins makes it longer, one frozen flips it."""
         return [p.requires_grad for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _sparse(self) -> set[int]:
-        """Parameters whose gradients hold only the rows looked up, and travel as such."""
-        s = self.team.strategy
-        if not rules.can_overlap(s) or s.coordination.via != "collective":
-            return set()
-        looked_up = (nn.Embedding, nn.EmbeddingBag)
-        found = [m for m in self.model.modules() if isinstance(m, looked_up) and m.sparse]
-        return {id(m.weight) for m in found}
 
     def replan(self) -> None:
         """Lay out anew if parameters joined or were frozen; what is remembered stays."""
@@ -126,6 +122,8 @@ class Replica:
         """The step starts: send what may travel from here on."""
         self.wire.step = step
         self.replan()
+        if self.replanning is not None:
+            self.replanning.begin()
         self._begun = True
         if self.early is not None and self.early.compiled:
             self.early.drain()  # no hook inside a compiled graph will
@@ -133,10 +131,15 @@ class Replica:
 
     def arm(self, word: Callable[[], Word]) -> None:
         """The last backward of the step comes next; ``word`` gives mine on it, loss included."""
-        if self.early is not None:
-            self.early.drain()
+        self._settle_plan()
         if self.engine is not None and self.team.strategy.scheduling.overlaps:
             self.engine.arm(word)
+
+    def _settle_plan(self) -> None:
+        """Finish the step before; with nothing under way, messages may be others from here on."""
+        self.drain()
+        if self.replanning is not None:
+            self.replanning.renew()
 
     def agree(self, word: Word, step: int) -> Callable[[], Table] | None:
         """After backward: agree on gradients and on everybody's word; None where nobody waits.
@@ -163,6 +166,8 @@ class Replica:
             return asked[0].wait
         if not self.engine.rides:
             self.engine.line.submit(say)  # behind the gradients, in one order on every rank
+        if self.replanning is not None:
+            self.replanning.ask()
         if self.early is not None:
             self._defer(self.early, unused)
             return partial(_late, self.engine, asked)
@@ -170,7 +175,7 @@ class Replica:
         self.engine.settle()
         table = self.engine.table() if self.engine.rides else asked[0].wait()
         self.team.recorder.add("wait", "agree", start, time.perf_counter() - start, 0, step)
-        self._agree_sparse()
+        agree_rows(self.sparse.values(), self.wire)
         if table.unused:
             self._drop_absent(set(unused))
         return lambda: table
@@ -188,14 +193,14 @@ class Replica:
         early.defer(missing, partial(_late, engine, asked))
         if self.sparse:
             engine.line.join()
-            self._agree_sparse()
+            agree_rows(self.sparse.values(), self.wire)
             self.optimizer.step()
             for p in self.sparse.values():
                 p.grad = None
 
     def _send(self, word: Word) -> tuple[str, ...]:
         """Put the rest of the gradients on the wire; return whose never came."""
-        self.drain()  # a loop without run.micro, or an empty share, came without a backward
+        self._settle_plan()  # a loop without run.micro, or an empty share, came without a backward
         if self.engine is not None:
             rest = self.engine.send_rest(word)
             return rest + tuple(n for n, p in self.sparse.items() if p.grad is None)
@@ -211,12 +216,6 @@ class Replica:
         everything = {**self.parameters, **self.sparse}
         for name in absent(unused, list(everything), self.team.group).wait():
             everything[name].grad = None
-
-    def _agree_sparse(self) -> None:
-        for p in self.sparse.values():
-            grad = p.grad if p.grad is not None else _no_rows(p)
-            rows = self.wire.ask(Rows(grad)).wait()
-            p.grad = rows if rows._nnz() else None  # looked up by nobody: not a gradient of zero
 
     def scale(self, factor: float) -> None:
         """Multiply the gradient."""
@@ -256,6 +255,7 @@ class Replica:
         """Forget gradients; the next backward writes new ones into the same places."""
         for p in self._graded:
             p.grad = None
+        self.factors.clear()
 
     def drain(self) -> None:
         """Finish what is pending, so that parameters may be read."""
@@ -280,16 +280,12 @@ class Replica:
         if self.early is not None:
             self.early.close()
             self.early = None
+        self.factors.close()
         if self.engine is not None:
             self.engine.close()
-            self.engine = None
+            self.engine = self.replanning = None
 
 
 def _late(engine: Engine, asked: list[Any]) -> Any:
     engine.line.join()
     return asked[0].wait()
-
-
-def _no_rows(p: Tensor) -> Tensor:
-    where = torch.zeros(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(where, p.new_zeros(0, *p.shape[1:]), p.shape)

@@ -46,9 +46,8 @@ class Run:
         self.feeds: list[Feed] = []
         self.side: Any = None  # a process group beside the gradients', see shares
         self.saved = saving.Saved()
-        together = rules.sends_gradients(team.strategy)
-        shards = team.strategy.partition.shard
-        self.tally = Tally(weighted=weighted(team.strategy), together=together, shards=shards)
+        s, together = team.strategy, rules.sends_gradients(team.strategy)
+        self.tally = Tally(weighted=weighted(s), together=together, shards=s.partition.shard)
         self.updater = Updater(team, self.tally)
         self._closed = False
         self._staged = any(replica.pipeline is not None for replica in self.replicas.values())
@@ -109,9 +108,8 @@ class Run:
         self.tally.open(mine, total)
         replica.begin(self.steps)
         start = time.perf_counter()
-        parts = self.team.settings.accumulate
-        if parts == 1:
-            parts = 2 * replica.pipeline.count  # keep the stages busy
+        told = self.team.settings.accumulate
+        parts = told if told > 1 else 2 * replica.pipeline.count  # keep the stages busy
         cut = shares.pieces(self, batch, mine, parts)
         scales = [self.tally.scale(n, self.team.share.count) for _, n in cut]
         moved = [move(piece, self.device) for piece, _ in cut]
@@ -133,8 +131,7 @@ class Run:
         self.tally.open(mine, total)
         for replica in self.replicas.values():
             replica.begin(self.steps)
-        parts = parts or self.team.settings.accumulate
-        pieces = shares.pieces(self, batch, mine, parts)
+        pieces = shares.pieces(self, batch, mine, parts or self.team.settings.accumulate)
         for index, (piece, samples) in enumerate(pieces):
             self.tally.micro = samples
             self.tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
@@ -297,8 +294,7 @@ class Run:
             )
 
     def _span(self, name: str, start: float) -> None:
-        seconds = time.perf_counter() - start
-        self.team.recorder.add("compute", name, start, seconds, 0, self.steps)
+        self.team.recorder.add("compute", name, start, time.perf_counter() - start, 0, self.steps)
 
     def _explained(self, exchange: str) -> Explained:
         return Explained(self.team.world, self.steps, exchange)

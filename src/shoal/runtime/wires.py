@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from shoal import rules
+from shoal.axes.collectives import ring
 from shoal.axes.compression import Trait
+from shoal.runtime.routes import routed
 from shoal.strategy import Strategy
-from shoal.wire.collective import CollectiveWire, Route
+from shoal.wire.collective import CollectiveWire
+from shoal.wire.halves import Halves
 from shoal.wire.mixing import MixingWire
 from shoal.wire.null import NullWire
 from shoal.wire.pending import Wire
-from shoal.wire.route import legs, run_legs
 
 if TYPE_CHECKING:
     from shoal.runtime.modes import Seat
@@ -55,14 +56,7 @@ def collective(strategy: Strategy, seat: Seat, group: dist.ProcessGroup | None) 
     if strategy.coordination.via == "peers":
         row = strategy.coordination.mixing(seat.workers, 0)[seat.worker]
         return MixingWire(group, row)
-    route = _route(strategy, seat, group)
-    return CollectiveWire(group, weighted=weighted(strategy), route=route)
-
-
-def _route(strategy: Strategy, seat: Seat, group: dist.ProcessGroup | None) -> Route | None:
-    rounds = strategy.collectives.rounds
-    if rounds is None:
-        return None
-    mine = legs(rounds(seat.workers), seat.worker)
-    chunks = strategy.collectives.chunks(seat.workers)
-    return partial(run_legs, mine=mine, chunks=chunks, group=group)
+    route = routed(strategy.collectives, seat, group)
+    rounds = ring().rounds if strategy.scheduling.scatters else None
+    halves = Halves(group, list(rounds(seat.workers))) if rounds is not None else None
+    return CollectiveWire(group, weighted=weighted(strategy), route=route, halves=halves)

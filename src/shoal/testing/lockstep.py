@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.coordination.coordination import complete
-from shoal.flow import All, Ask, Gather, Mean
+from shoal.flow import All, Ask, Fold, Folded, Gather, Mean, Scatter, Spread, tree
 
 Result = TypeVar("Result")
 
@@ -41,17 +41,17 @@ def lockstep(
             return ends
         if ends:
             raise AssertionError(f"{len(ends)} workers ended while {len(asks)} still ask")
-        answers = [answer(asks, row) for row in w]
+        answers = [answer(asks, row, me) for me, row in enumerate(w)]
 
 
-def answer(asks: Sequence[Any], row: Tensor) -> Any:
+def answer(asks: Sequence[Any], row: Tensor, me: int) -> Any:
     """What one worker is told when all have asked."""
     kinds = {type(ask) for ask in asks}
     if len(kinds) != 1:
         raise AssertionError(f"workers ask different things: {sorted(k.__name__ for k in kinds)}")
     weights = [float(weight) for weight in row]
     match asks[0]:
-        case Mean(tensor):
+        case Mean(tensor) | Scatter(tensor) | Spread(tensor):  # of equal parts the mean is a part
             total = torch.zeros_like(tensor)
             for ask, weight in zip(asks, weights, strict=True):
                 total.add_(ask.tensor, alpha=weight)
@@ -63,6 +63,19 @@ def answer(asks: Sequence[Any], row: Tensor) -> Any:
             return into
         case All():
             columns = zip(*(ask.asks for ask in asks), strict=True)
-            return tuple(answer(column, row) for column in columns)
+            return tuple(answer(column, row, me) for column in columns)
+        case Fold():
+            return _folded(asks, me)
         case first:
             raise AssertionError(f"lockstep cannot answer {first!r}")
+
+
+def _folded(asks: Sequence[Fold], me: int) -> Folded:
+    """Merged as processes would: what one left out, nobody else is told."""
+    held = [ask.parts for ask in asks]
+    dropped = []
+    for taker, giver in tree(len(asks)):
+        held[taker], out = asks[taker].merge(held[taker], held[giver])
+        if taker == me:
+            dropped.append(out)
+    return Folded(held[0], tuple(dropped), len(asks))

@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.errors import UsageError
-from shoal.flow import All, Ask, Gather, Mean, Rows
+from shoal.flow import All, Ask, Fold, Gather, Mean, Rows, Scatter, Spread
+from shoal.wire.folding import fold
+from shoal.wire.halves import Halves
 from shoal.wire.pending import Pending, Several, There, Works, gather_flat, pack, unpack
 
 Route: TypeAlias = Callable[[Tensor], None]
@@ -24,15 +26,22 @@ class CollectiveWire:
         group: the workers taking part.
         weighted: contributions come scaled by weights that sum to one, so that the mean is the sum.
         route: sums by this in place of the backend's all-reduce.
+        halves: sums by this where they are first scattered, and gathered later.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None, *, weighted: bool = False, route: Route | None = None
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        weighted: bool = False,
+        route: Route | None = None,
+        halves: Halves | None = None,
     ) -> None:
         self.group = group
         self.size = dist.get_world_size(group)
         self.weighted = weighted
         self.route = route
+        self.halves = halves
         self.blocks = route is not None
 
     def ask(self, ask: Ask) -> Pending:
@@ -44,6 +53,12 @@ class CollectiveWire:
                 return self._gather([ask])
             case Rows(tensor):
                 return There(self._rows(tensor))
+            case Scatter(tensor) if self.halves is not None:
+                return There(self.halves.scatter(tensor))
+            case Spread(tensor) if self.halves is not None:
+                return There(self._scaled(self.halves.spread(tensor)))
+            case Fold():
+                return There(fold([ask], self.group)[0])
             case All(asks):
                 return self._all(asks)
             case _:
@@ -112,9 +127,12 @@ class CollectiveWire:
             return Several((self.ask(asks[0]),))
         sums = [ask for ask in asks if isinstance(ask, Mean)]
         gathers = [ask for ask in asks if isinstance(ask, Gather)]
+        folds = [ask for ask in asks if isinstance(ask, Fold)]
         if len(gathers) == len(asks):
             return self._gather(gathers)
-        if len({ask.tensor.dtype for ask in sums}) == 1 and not gathers:
+        if len(folds) == len(asks):
+            return There(fold(folds, self.group))
+        if len({ask.tensor.dtype for ask in sums}) == 1 and len(sums) == len(asks):
             return self._fused(sums)
         return Several(tuple(self.ask(ask) for ask in asks))
 

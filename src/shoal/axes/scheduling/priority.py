@@ -13,8 +13,11 @@ References:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
+from shoal.axes.scheduling.grouping import cut
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Slice, Task
 from shoal.notation import check_nbytes, nbytes_text
 
@@ -32,36 +35,47 @@ def priority(size: int = DEFAULT) -> Schedule:
     check_nbytes("priority", size)
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-        return tuple(
-            Task((piece,), "reduce", Event("backward", layer), Event("forward", layer), layer)
-            for layer, piece in order(layers, cost, size)
-        )
+        return tuple(by_need(layers, cost, slices(layers, size)))
 
     name = "priority" if size == DEFAULT else f"priority({nbytes_text(size)})"
     return Schedule(name, plan, overlaps=True, slices=True, early=True)
 
 
-def order(layers: Sequence[Layer], cost: Cost, size: int) -> Iterator[tuple[int, Slice]]:
-    """Serve one link: whenever it is free, the ready slice of the earliest layer goes."""
-    now = done = 0.0
-    waiting: list[tuple[int, Slice]] = []
-    backward = iter(reversed(range(len(layers))))
-    upcoming = next(backward, None)
-    while waiting or upcoming is not None:
-        while upcoming is not None and (not waiting or done + layers[upcoming].backward <= now):
-            done += layers[upcoming].backward
-            now = max(now, done) if not waiting else now
-            for piece in cut(layers, upcoming, size):
-                heapq.heappush(waiting, (upcoming, piece))
-            upcoming = next(backward, None)
-        layer, piece = heapq.heappop(waiting)
-        now += cost(piece.stop - piece.start)
-        yield layer, piece
+def by_need(
+    layers: Sequence[Layer],
+    cost: Cost,
+    messages: Iterable[tuple[Slice, ...]],
+    *,
+    urgency: Callable[[int], float] = float,
+) -> Iterator[Task]:
+    """Serve one link: whenever it is free, the most urgent message that is ready goes.
+
+    Args:
+        layers: in forward order, with their seconds.
+        cost: of a message.
+        messages: in the order of backward; each is ready with the earliest of its layers.
+        urgency: of that layer, least first; by default the earliest layer's.
+    """
+    left = deque(messages)
+    there = dict(zip(reversed(range(len(layers))), accumulate(_backward(layers)), strict=True))
+    waiting: list[tuple[float, int, tuple[Slice, ...]]] = []
+    now = 0.0
+    while waiting or left:
+        if not waiting:
+            now = max(now, there[left[0][-1].layer])
+        while left and there[(layer := left[0][-1].layer)] <= now:
+            heapq.heappush(waiting, (urgency(layer), layer, left.popleft()))
+        _, layer, slices = heapq.heappop(waiting)
+        task = Task(slices, "reduce", Event("backward", layer), Event("forward", layer), layer)
+        now += cost(task.nbytes)
+        yield task
 
 
-def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
-    """Slices of one layer; a layer without bytes is one empty slice."""
-    nbytes = layers[index].nbytes
-    size = max(16, size - size % 16)  # whole numbers of every type
-    for start in range(0, max(nbytes, 1), size):
-        yield Slice(index, start, min(start + size, nbytes))
+def slices(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
+    """Every layer in slices of ``size`` bytes, a message each, from the last layer to the first."""
+    for index in reversed(range(len(layers))):
+        yield from ((piece,) for piece in cut(layers, index, size))
+
+
+def _backward(layers: Sequence[Layer]) -> Iterator[float]:
+    return (layer.backward for layer in reversed(layers))

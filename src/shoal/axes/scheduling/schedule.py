@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 Cost: TypeAlias = Callable[[int], float]
 """Seconds that a message of so many bytes takes."""
+Contenders: TypeAlias = "Callable[[Sequence[Layer], Cost], tuple[Schedule, ...]]"
+"""Schedules of one kind, of which measuring finds the fastest."""
 
 
 class Layer(NamedTuple):
@@ -17,6 +19,7 @@ class Layer(NamedTuple):
     nbytes: int
     forward: float = 0.0  # seconds
     backward: float = 0.0  # seconds
+    change: float = 0.0  # |update| / |value| of a step
 
 
 class Slice(NamedTuple):
@@ -59,6 +62,12 @@ class Schedule:
         overlaps: whether tasks go out during backward.
         slices: whether a tensor may be cut.
         early: whether a layer's next forward may start before the step is over.
+        scatters: whether sums are first scattered over ranks and gathered later.
+        measures: what the plan needs to know of the steps before, so that it is made anew as they
+            tell: ``times`` of layers and messages, or ``changes`` of parameters.
+        every: steps between such looks.
+        contenders: ``(layers, cost) -> schedules`` among which a few steps of each decide, the most
+            promising first; without, the plan is what it says.
     """
 
     name: str
@@ -66,28 +75,10 @@ class Schedule:
     overlaps: bool = False
     slices: bool = False
     early: bool = False
+    scatters: bool = False
+    measures: Literal["nothing", "times", "changes"] = "nothing"
+    every: int = 5
+    contenders: Contenders | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return self.name
-
-
-def whole(layers: Sequence[Layer], index: int) -> Slice:
-    """All of a layer."""
-    return Slice(index, 0, layers[index].nbytes)
-
-
-def fuse(layers: Sequence[Layer], first: int, limit: int) -> Iterator[tuple[int, ...]]:
-    """Group layers from the last to the first; from ``limit`` bytes on, a group is full.
-
-    The very first group closes at ``first`` bytes already, so that the link starts early.
-    """
-    group: list[int] = []
-    size, closes = 0, min(first, limit)
-    for index in reversed(range(len(layers))):
-        group.append(index)
-        size += layers[index].nbytes
-        if size >= closes:
-            yield tuple(group)
-            group, size, closes = [], 0, limit
-    if group:
-        yield tuple(group)

@@ -9,7 +9,7 @@ import math
 import torch
 
 from shoal.axes.compression import Compressor, Trait
-from shoal.flow import Gather, Mean
+from shoal.flow import Fold, Gather, Mean
 from shoal.testing.contracts.exchange import CASES, Case, exchange, rounds, starts, tensors
 from shoal.testing.contracts.require import close, require, same
 
@@ -157,8 +157,11 @@ def contractive_loses_less_than_there_was(compressor: Compressor) -> None:
 
 
 def conserving_loses_nothing_over_time(compressor: Compressor) -> None:
-    """CONSERVING: all that was sent, and the residual (``state[0]``), is all there was."""
-    if Trait.CONSERVING in compressor.traits:
+    """CONSERVING: all that was sent, and the residual (``state[0]``), is all there was.
+
+    With MOMENTUM, what there was is velocity, of which only the member's own tests know.
+    """
+    if Trait.CONSERVING in compressor.traits and Trait.MOMENTUM not in compressor.traits:
         for case in CASES:
             sent = meant = torch.zeros(case.shape, dtype=torch.float64)
             for gradients, one in rounds(compressor, case, count=6):
@@ -196,7 +199,7 @@ def sums_asks_for_means_only(compressor: Compressor) -> None:
     }
     if Trait.SUMS in compressor.traits:
         require(kinds <= {Mean}, f"{compressor}: SUMS, but asks {kinds}")
-    require(kinds <= {Mean, Gather}, f"{compressor}: asks {kinds}")
+    require(kinds <= {Mean, Gather, Fold}, f"{compressor}: asks {kinds}")
 
 
 def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
@@ -227,7 +230,41 @@ def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
         sent = torch.stack([end.mine for end in one.ends]).mean(0)
         told = f"{compressor}, slice {start}:{stop}"
         require(sent.shape == (stop - start,), f"{told}: comes out as {tuple(sent.shape)}")
-        require(close(one.ends[0].mean, sent, one.tolerance), f"{told}: not the mean")
+        if Trait.MERGES not in compressor.traits:
+            require(close(one.ends[0].mean, sent, one.tolerance), f"{told}: not the mean")
+
+
+def tracks_comes_ever_closer(compressor: Compressor) -> None:
+    """TRACKS: said again and again, a value that stays is said right, by mine and by the mean."""
+    if Trait.TRACKS not in compressor.traits:
+        return
+    values = Case((5, 6), torch.float64, 3).gradients()
+    states = starts(compressor, values)
+    for round in range(40):
+        one = exchange(compressor, [v.clone() for v in values], states=states, round=round)
+        states = one.states
+    right = all(close(e.mine, v, 1e-6) for e, v in zip(one.ends, values, strict=True))
+    mean = close(one.ends[0].mean, torch.stack(values).mean(0), 1e-6)
+    require(right and mean, f"{compressor}: what is said does not come to what is meant")
+
+
+def unscaled_says_only_the_direction(compressor: Compressor) -> None:
+    """UNSCALED: a gradient a thousand times as long comes out as the same."""
+    if Trait.UNSCALED in compressor.traits:
+        for case in CASES:
+            long = [g * 1000 for g in case.gradients()]
+            one, two = (exchange(compressor, given).ends[0] for given in (case.gradients(), long))
+            require(torch.equal(one.mean, two.mean), f"{compressor}, {case}: its length shows")
+
+
+def momentum_is_its_own(compressor: Compressor) -> None:
+    """MOMENTUM: what was once said goes on being said, after the gradient has become zero."""
+    if Trait.MOMENTUM not in compressor.traits:
+        return
+    values = Case((5, 6), torch.float64, 2).gradients()
+    one = exchange(compressor, values)
+    again = exchange(compressor, [torch.zeros_like(v) for v in values], states=one.states, round=1)
+    require(bool(again.ends[0].mean.any()), f"{compressor}: forgets the gradient before")
 
 
 LAWS = (
@@ -248,4 +285,7 @@ LAWS = (
     sums_asks_for_means_only,
     elementwise_takes_a_bucket_as_one,
     sliceable_acts_on_any_piece,
+    tracks_comes_ever_closer,
+    unscaled_says_only_the_direction,
+    momentum_is_its_own,
 )

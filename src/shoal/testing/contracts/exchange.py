@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression import Compressor, Value
-from shoal.flow import Agreed, Ask, Flow, Gather, Mean
+from shoal.flow import Agreed, Ask, Flow, Fold, Gather, Mean
 from shoal.testing.lockstep import lockstep
 
 SHAPES = ((), (1,), (7,), (0,), (0, 3), (5, 6), (8, 9), (4, 3, 2, 2))
@@ -62,10 +62,10 @@ def tensors(ask: Ask) -> tuple[Tensor, ...]:
     match ask:
         case Mean(tensor):
             return (tensor,)
-        case Gather(parts, _, _):
+        case Gather(parts=parts) | Fold(parts=parts):
             return parts
         case _:
-            raise AssertionError(f"a compressor asks Mean or Gather, not {type(ask).__name__}")
+            raise AssertionError(f"a compressor does not ask {type(ask).__name__}")
 
 
 def starts(compressor: Compressor, gradients: Sequence[Tensor]) -> list[Any]:

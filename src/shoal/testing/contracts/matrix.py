@@ -9,16 +9,19 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from shoal import rules
 from shoal.axes import AXES
+from shoal.axes.collectives import Collective
 from shoal.axes.compression import Trait
 from shoal.errors import ConflictError
 from shoal.strategy import Strategy
 from shoal.testing.contracts.member import make, samples
 
 Answers = Mapping[str, Sequence[Any]]
+WORLDS = range(1, 9)
 
 
 def answers(*own: Callable[..., Any]) -> dict[str, list[Any]]:
@@ -46,6 +49,37 @@ def legal(product: Mapping[str, Any]) -> Strategy | None:
         if any(not (c.what and c.why and c.instead) for c in error.conflicts):
             raise AssertionError(f"{product}: a conflict without reason or way out") from error
         return None
+
+
+def facts(answer: Any) -> Hashable:
+    """All that rules may decide on: what an answer declares, not what it is called.
+
+    Of a route: whether it is one, and which numbers of workers it refuses.
+    """
+    if isinstance(answer, Collective):
+        return answer.is_native, tuple(bool(answer.refusal(world)) for world in WORLDS)
+    declared = (field.name for field in fields(answer) if field.compare and field.name != "name")
+    return tuple(getattr(answer, name) for name in declared)
+
+
+def kinds(given: Answers) -> list[list[list[Any]]]:
+    """The answers of each axis, those together of which rules know the same."""
+    made = []
+    for values in given.values():
+        alike: dict[Hashable, list[Any]] = {}
+        for value in values:
+            alike.setdefault(facts(value), []).append(value)
+        made.append(list(alike.values()))
+    return made
+
+
+def legal_products(given: Answers) -> list[tuple[Any, ...]]:
+    """Every legal row of answers: decided once for all rows of which rules know the same."""
+    found: list[tuple[Any, ...]] = []
+    for row in itertools.product(*kinds(given)):
+        if legal({axis: kind[0] for axis, kind in zip(given, row, strict=True)}) is not None:
+            found += itertools.product(*row)
+    return found
 
 
 def computation(s: Strategy) -> tuple[object, ...]:

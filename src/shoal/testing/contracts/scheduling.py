@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from shoal.axes.scheduling import Layer, Schedule, Task
+from shoal.axes.scheduling import Layer, Schedule, Slice, Task
 from shoal.testing.contracts.require import require
 
 GRAIN = 16  # bytes: cuts fall between whole numbers of every type
@@ -16,7 +16,9 @@ def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
     tasks = schedule.plan(layers, cost)
     told = f"{schedule} of {[layer.nbytes for layer in layers]} bytes:"
     require(tasks == schedule.plan(layers, cost), f"{told} another order when asked twice")
-    _every_byte_goes_once(tasks, layers, told)
+    for phase in ("scatter", "gather") if schedule.scatters else ("reduce",):
+        _every_byte_goes_once([t for t in tasks if t.phase == phase], layers, f"{told} {phase}:")
+    _what_is_gathered_was_scattered(tasks, told)
     for task in tasks:
         _nothing_goes_before_it_exists(schedule, task, told)
         _arrives_in_time(schedule, task, told)
@@ -58,6 +60,18 @@ def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], told: 
         require(at[index] == nbytes, f"{told} layer {index} ends at byte {at[index]}")
     gone = {piece.layer for piece in pieces}
     require(gone == set(range(len(layers))), f"{told} layers without a task")
+
+
+def _what_is_gathered_was_scattered(tasks: Sequence[Task], told: str) -> None:
+    """As one message, before; and no phase is mixed with the undivided one."""
+    scattered: set[tuple[Slice, ...]] = set()
+    kinds = {task.phase == "reduce" for task in tasks}
+    require(len(kinds) < 2, told, "some sums are scattered, some are not")
+    for task in tasks:
+        if task.phase == "scatter":
+            scattered.add(task.slices)
+        elif task.phase == "gather":
+            require(task.slices in scattered, told, task, "gathers what was not scattered")
 
 
 def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, told: str) -> None:

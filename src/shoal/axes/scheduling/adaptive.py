@@ -1,0 +1,95 @@
+"""Measure, then decide between fusing tensors and cutting them, and decide again on another link.
+
+Where a message costs much by itself, small tensors are fused. Where bytes are what costs, large
+ones are cut, so that the first layers overtake and the next forward starts early. Both happen in
+one plan, tensor by tensor. Plans of either kind are priced by playing a step in virtual time, with
+the layers' and the link's measured times; the best of each kind then run for a few steps, for
+what no model knows, and the fastest stays until messages take another time than they did.
+
+References:
+    Shi et al., `A quantitative survey of communication optimizations in distributed deep learning
+    <https://arxiv.org/abs/2005.13247>`_, 2021 (asks for a choice between fusion and partition).
+    Peng et al., `ByteScheduler <https://doi.org/10.1145/3341301.3359642>`_, 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from shoal.axes.scheduling.fused import fused
+from shoal.axes.scheduling.grouping import blocks
+from shoal.axes.scheduling.merged import merged
+from shoal.axes.scheduling.playing import seconds
+from shoal.axes.scheduling.priority import by_need
+from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
+from shoal.axes.scheduling.wfbp import wfbp
+from shoal.notation import nbytes_text
+
+SIZES = tuple(2**n for n in range(16, 27, 2))  # 64 KB to 64 MB
+MOST = 1024  # messages a step: more are never worth the time to price them
+
+
+def adaptive(early: bool = True) -> Schedule:
+    """Fuse small tensors and cut large ones as measured times say; decide again when they change.
+
+    Args:
+        early: a layer's next forward may start before the step is over, which cutting is for; the
+            norm of all gradients is then not known in time, so clipping needs ``early=False``.
+
+    Example: ``adaptive``, ``adaptive(early=False)``.
+    """
+
+    def contenders(layers: Sequence[Layer], cost: Cost) -> tuple[Schedule, ...]:
+        kinds = (_fusions(early), _partitions() if early else ())
+        best = [min(k, key=lambda s: price(s, layers, cost)) for k in map(tuple, kinds) if k]
+        best.sort(key=lambda s: price(s, layers, cost))
+        plain = _early(wfbp()) if early else wfbp()  # in case the model of the link is wrong
+        return (*best, *(s for s in [plain] if s not in best))
+
+    def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
+        return contenders(layers, cost)[0].plan(layers, cost)
+
+    return Schedule(
+        "adaptive" if early else "adaptive(early=False)",
+        plan,
+        overlaps=True,
+        slices=early,
+        early=early,
+        measures="times",
+        contenders=contenders,
+    )
+
+
+def price(schedule: Schedule, layers: Sequence[Layer], cost: Cost) -> float:
+    """Seconds of a step: the plan that would run, played."""
+    tasks = schedule.plan(layers, cost)
+    if len(tasks) > max(MOST, 2 * len(layers)):
+        return float("inf")
+    return seconds(tasks, layers, cost)
+
+
+def _fusions(early: bool) -> Iterator[Schedule]:
+    for schedule in (merged(), *(fused(size) for size in SIZES)):
+        yield _early(schedule) if early else schedule
+
+
+def _partitions() -> Iterator[Schedule]:
+    for size in SIZES:
+        name = f"blocks of {nbytes_text(size)}, first layers first"
+        yield Schedule(name, partial(_plan, size=size), overlaps=True, slices=True, early=True)
+
+
+def _plan(layers: Sequence[Layer], cost: Cost, *, size: int) -> tuple[Task, ...]:
+    return tuple(by_need(layers, cost, blocks(layers, size)))
+
+
+def _early(schedule: Schedule) -> Schedule:
+    """The same messages, each awaited by the first layer that it carries, not by the update."""
+
+    def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
+        tasks = schedule.plan(layers, cost)
+        return tuple(t._replace(due=Event("forward", t.slices[-1].layer)) for t in tasks)
+
+    return replace(schedule, plan=plan, early=True)

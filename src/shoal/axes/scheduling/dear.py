@@ -1,0 +1,45 @@
+"""DeAR: reduce-scatter during backward, all-gather during the next forward.
+
+An all-reduce is a reduce-scatter and an all-gather. Backward hides the first half; the second is
+needed only when a layer is used again, so the next forward hides it, first layers first.
+
+Differs from the paper: a tensor larger than a buffer is cut, so that no message is much larger than
+the others. Gradients are gathered, not parameters, so that every rank runs the whole update.
+
+References:
+    Zhang et al., `DeAR <https://arxiv.org/abs/2302.12445>`_, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.axes.scheduling.grouping import blocks
+from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
+from shoal.notation import check_nbytes, nbytes_text
+
+DEFAULT = 8 * 2**20
+
+
+def dear(fusion: int = DEFAULT) -> Schedule:
+    """Scatter sums during backward, gather them during the next forward.
+
+    Args:
+        fusion: bytes of a message; small tensors are fused, larger ones cut.
+
+    Example: ``dear``, ``dear(256)``.
+    """
+    check_nbytes("dear", fusion)
+
+    def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
+        scatters, gathers = [], []
+        for slices in blocks(layers, fusion):
+            first = slices[-1].layer
+            done, needed = Event("backward", first), Event("forward", first)
+            scatters.append(Task(slices, "scatter", done, needed, first))
+            gathers.append(Task(slices, "gather", Event("backward", 0), needed, first))
+        gathers.sort(key=lambda task: task.priority)  # stable: slices of a layer keep their order
+        return (*scatters, *gathers)
+
+    name = "dear" if fusion == DEFAULT else f"dear({nbytes_text(fusion)})"
+    return Schedule(name, plan, overlaps=True, slices=True, early=True, scatters=True)

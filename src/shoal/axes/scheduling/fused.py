@@ -1,0 +1,56 @@
+"""Fusion buffers: gradients fill a buffer in the order of backward, and it leaves when full.
+
+Unlike in ``wfbp`` a buffer never holds more than ``threshold``, unless it holds one tensor only,
+and the first is as large as the others.
+
+References:
+    Sergeev & Del Balso, `Horovod <https://arxiv.org/abs/1802.05799>`_, 2018 (tensor fusion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shoal.axes.scheduling.grouping import whole
+from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
+from shoal.notation import check_nbytes, nbytes_text
+
+DEFAULT = 64 * 2**20
+
+
+def fused(threshold: int = DEFAULT) -> Schedule:
+    """Send gradients during backward, in buffers of at most ``threshold`` bytes.
+
+    Args:
+        threshold: bytes of a buffer; a tensor that is larger goes alone.
+
+    Example: ``fused``, ``fused(4KB)``.
+    """
+    check_nbytes("fused", threshold)
+
+    def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
+        return tuple(message(layers, group) for group in fill(layers, threshold))
+
+    name = "fused" if threshold == DEFAULT else f"fused({nbytes_text(threshold)})"
+    return Schedule(name, plan, overlaps=True)
+
+
+def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
+    """Group layers from the last to the first; what would overflow a group begins another."""
+    group: list[int] = []
+    size = 0
+    for index in reversed(range(len(layers))):
+        nbytes = layers[index].nbytes
+        if group and size + nbytes > threshold:
+            yield tuple(group)
+            group, size = [], 0
+        group.append(index)
+        size += nbytes
+    if group:
+        yield tuple(group)
+
+
+def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
+    """Whole layers, sent when the earliest of them is done, needed by the update."""
+    slices = tuple(whole(layers, index) for index in group)
+    return Task(slices, "reduce", Event("backward", min(group)), Event("update"))

@@ -1,0 +1,55 @@
+"""Seconds of a step under a plan: the recurrence of MG-WFBP, for any plan of messages.
+
+The step begins with backward and ends with the next forward. Messages go one at a time, in order;
+each when it is ready and the one before it has arrived. What is due at a moment is awaited there.
+``simulate`` plays the same in virtual time, with spans to draw.
+
+References:
+    Shi, Chu & Li, `MG-WFBP <https://arxiv.org/abs/1811.11141>`_, 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shoal.axes.scheduling.schedule import Cost, Event, Layer, Task
+
+UPDATE = Event("update")
+
+
+def seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> float:
+    """From the start of backward to the end of the next forward.
+
+    Args:
+        tasks: of a plan that can be carried out.
+        layers: in the order of forward, with their seconds.
+        cost: seconds that an all-reduce of so many bytes takes; scattering or gathering, half.
+    """
+    now, done = 0.0, dict[Event, float]()
+    arrived: list[float] = []
+    due: dict[Event, int] = {}  # the last task that a moment waits for
+    for number, task in enumerate(tasks):
+        due[_moment(task.due)] = number
+    for moment, taken in _moments(layers):
+        for task in tasks[len(arrived) : due.get(moment, -1) + 1]:
+            start = max(arrived[-1] if arrived else 0.0, done[_moment(task.ready)])
+            arrived.append(start + cost(task.nbytes) * (1.0 if task.phase == "reduce" else 0.5))
+        if moment in due:
+            now = max(now, arrived[due[moment]])
+        now += taken
+        done[moment] = now
+    return now
+
+
+def _moments(layers: Sequence[Layer]) -> Iterator[tuple[Event, float]]:
+    """All that is computed in a step, in order, with its seconds."""
+    for index in reversed(range(len(layers))):
+        yield Event("backward", index), layers[index].backward
+    yield UPDATE, 0.0
+    for index, layer in enumerate(layers):
+        yield Event("forward", index), layer.forward
+
+
+def _moment(event: Event) -> Event:
+    """There is one update, whatever layer it is said of."""
+    return UPDATE if event.kind == "update" else event

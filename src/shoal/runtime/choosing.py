@@ -1,0 +1,150 @@
+"""Which plan holds now: measured, tried, kept, until the link is another.
+
+1. measure some steps under the first plan;
+2. ask the schedule for its contenders on these layers and this link, and try each for some steps;
+3. keep the fastest; the most promising one unless another is clearly faster;
+4. when messages take another time than they did, begin again with what was just seen.
+
+Pure: the same numbers give the same choice on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.analyse.links import Link, fit
+from shoal.axes.scheduling import Layer, Schedule
+from shoal.runtime.measuring import Seen
+
+STARTUP = 1e-4  # seconds, of a link of which one size of message is all that was seen
+SPREAD = 4  # a line is trusted when the largest message is so many times the smallest
+CHANGED = 2.0  # times as slow, or as fast, at two looks in a row, is another link
+CLEARLY = 0.98  # of the promising one's step: less is faster for certain
+
+
+class Planned(NamedTuple):
+    """What to send by: a schedule, and what it is to know of the layers and the link."""
+
+    schedule: Schedule
+    layers: dict[str, Layer]
+    link: Link
+    why: str
+
+
+class Choice:
+    """What a schedule that measures does next.
+
+    Args:
+        schedule: the one that was asked for.
+        layers: in forward order, nothing but their sizes known.
+    """
+
+    def __init__(self, schedule: Schedule, layers: Sequence[Layer]) -> None:
+        self.schedule = schedule
+        self.layers = list(layers)
+        self.link: Link | None = None
+        self._points: dict[int, float] = {}
+        self._left: list[Schedule] = []
+        self._tried: list[tuple[float, Schedule]] = []
+        self._trying: Schedule | None = None
+        self._usual: dict[int, float] | None = None
+        self._odd = 0  # looks in a row at which messages took another time
+
+    def look(self, seen: Seen) -> Planned | None:
+        """What to change to after these steps; None: go on as before."""
+        if self.schedule.measures == "changes":
+            layers = [
+                layer._replace(change=seen.changes.get(layer.name, 0)) for layer in self.layers
+            ]
+            return self._planned(self.schedule, layers, "other updates are largest")
+        if not seen.messages:
+            return None
+        if self._trying is not None:
+            return self._judge(seen)
+        if self._usual is None and self.link is not None:
+            self._usual = dict(seen.messages)
+        slower = ratio(self._usual or {}, seen.messages)
+        self._odd = 0 if 1 / CHANGED < slower < CHANGED else self._odd + 1
+        if self.link is not None and self._odd < 2:
+            return None
+        if self.link is not None:
+            self._points.clear()
+        return self._begin(
+            seen, "measured" if self.link is None else f"messages take {slower:.2g}x"
+        )
+
+    def _begin(self, seen: Seen, why: str) -> Planned:
+        self._learn(seen)
+        link = self.link or Link(STARTUP, 0.0)
+        offered = self.schedule.contenders
+        found = offered(self.layers, link.cost) if offered else (self.schedule,)
+        self._trying, *self._left = found
+        self._tried, self._usual, self._odd = [], None, 0
+        return self._planned(self._trying, self.layers, f"{why}; {told(link)}")
+
+    def _judge(self, seen: Seen) -> Planned | None:
+        """The steps of a trial are over: try the next, or keep the fastest."""
+        if self._trying is not None:
+            self._tried.append((seen.step, self._trying))
+        self._learn(seen)
+        if self._left:
+            self._trying = self._left.pop(0)
+            return self._planned(self._trying, self.layers, "tried too")
+        self._trying = None
+        first, promising = self._tried[0]
+        fastest, best = min(self._tried, key=lambda trial: trial[0])
+        if fastest >= CLEARLY * first:
+            fastest, best = first, promising
+        steps = ", ".join(f"{s} {1e3 * seconds:.3g} ms" for seconds, s in self._tried)
+        return self._planned(best, self.layers, f"kept of {steps} a step")
+
+    def _learn(self, seen: Seen) -> None:
+        self._points.update(seen.messages)
+        self.link = link_of(self._points, self.link)
+        self.layers = [
+            # nobody times forward: it is one product where backward is two
+            layer._replace(backward=taken, forward=taken / 2)
+            for layer in self.layers
+            for taken in [seen.backward.get(layer.name, layer.backward)]
+        ]
+
+    def _planned(self, schedule: Schedule, layers: list[Layer], why: str) -> Planned:
+        link = self.link or Link(STARTUP, 1e-9)
+        return Planned(schedule, {layer.name: layer for layer in layers}, link, why)
+
+
+def link_of(points: Mapping[int, float], before: Link | None) -> Link:
+    """The link that explains messages of these sizes; of one size, all but a startup is rate."""
+    sizes = sorted(points)
+    if sizes[-1] >= SPREAD * sizes[0]:
+        return fit(list(points.items()))
+    nbytes, seconds = sum(points), math.fsum(points.values())
+    alpha = min(before.alpha if before else STARTUP, seconds / len(points) / 2)
+    return Link(alpha, (seconds - alpha * len(points)) / nbytes)
+
+
+def ratio(usual: Mapping[int, float], now: Mapping[int, float]) -> float:
+    """How many times longer messages take than they used to; 1 if none can be compared."""
+    both = usual.keys() & now.keys()
+    before = math.fsum(usual[size] for size in both)
+    return math.fsum(now[size] for size in both) / before if before else 1.0
+
+
+def told(link: Link) -> str:
+    """A link in words."""
+    rate = f"{8e-9 / link.beta:.3g} Gbit/s" if link.beta else "any rate"
+    return f"a message takes {1e3 * link.alpha:.3g} ms and {rate}"
+
+
+def summary(keys: Sequence[Sequence[str]]) -> str:
+    """What became of tensors: how many were fused, cut, or sent alone."""
+    fused = [names for names in keys if len(names) > 1]
+    cut = [names[0] for names in keys if len(names) == 1 and names[0].endswith("]")]
+    of = len({key.rpartition("[")[0] for key in cut})
+    alone = len(keys) - len(fused) - len(cut)
+    return (
+        f"{sum(map(len, fused))} tensors fused into {len(fused)} messages, "
+        f"{of} cut into {len(cut)}, {alone} alone"
+    )

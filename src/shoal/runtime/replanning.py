@@ -1,0 +1,166 @@
+"""Plan messages anew while training, from what its own steps took.
+
+Some steps after the last look, the numbers of all ranks leave behind the gradients. The answer is
+taken up before the next backward, when nothing is under way: then every rank knows the same, and
+binds the same messages.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.axes.scheduling import Layer
+from shoal.runtime.agreement import Agreement
+from shoal.runtime.choosing import Choice, Planned, summary
+from shoal.runtime.engine import Engine
+from shoal.runtime.measuring import Layout, Watch
+from shoal.runtime.team import Team
+from shoal.wire.pending import Wire
+
+log = logging.getLogger("shoal")
+
+
+class Asked(NamedTuple):
+    """Everybody's numbers, under way."""
+
+    layout: Layout
+    numbers: Tensor
+    work: dist.Work | None
+
+
+class Replanning:
+    """Looks at what steps took, now and then, and rebinds an engine's messages.
+
+    Args:
+        engine: whose agreement is planned anew.
+        watch: what its steps took.
+        team: who agrees on these numbers.
+    """
+
+    def __init__(self, engine: Engine, watch: Watch, team: Team) -> None:
+        self.engine, self.watch, self.team = engine, watch, team
+        self.schedule = engine.agreement.schedule
+        places = engine.agreement.flats.places
+        sizes = {n: places[n].view.nbytes for n in engine.parameters}
+        self.choice = Choice(self.schedule, [Layer(name, n) for name, n in sizes.items()])
+        self._due = False
+        self._asked: list[Asked] = []
+        self._last: float | None = None
+        self._steps: list[float] = []
+        self._changes = Changes(engine.parameters, self.schedule.every)
+
+    def begin(self) -> None:
+        """A step begins."""
+        now = self.watch.now()
+        if self._last is not None:
+            self._steps.append(now - self._last)
+        self._last = now
+
+    def ask(self) -> None:
+        """A step's gradients are on their way: if it is time, numbers of those before follow."""
+        step = self.watch.step
+        self.watch.step = step + 1
+        if self.watch.step % self.schedule.every == 0:
+            self._due = True
+            self.engine.line.submit(lambda: self._issue(step))
+
+    def _issue(self, step: int) -> None:
+        tasks = self.engine.agreement.tasks
+        nbytes = [bound.task.nbytes for bound in tasks]
+        sizes = tuple(sorted({n for n in nbytes if n})) if self._times else ()
+        layout = Layout(tuple(self.engine.parameters), sizes, self.schedule.every)
+        window = range(step - self.schedule.every, step)
+        records = [self.watch.records.get(number) if number else None for number in window]
+        taken = median(self._steps) if self._steps else 0.0
+        told = layout.numbers(records, nbytes, taken)
+        numbers = torch.tensor([*self._changes.told, *told], dtype=torch.float64)
+        work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.team.group, async_op=True)
+        self._asked.append(Asked(layout, numbers, work))
+
+    @property
+    def _times(self) -> bool:
+        return self.schedule.measures == "times"
+
+    def renew(self) -> None:
+        """Nothing is under way: take up what was agreed, and change messages if that is better."""
+        if not self._times:
+            self._changes.note(self.watch.step)
+        if not self._due:
+            return
+        self._due = False
+        self.engine.line.join()
+        layout, numbers, work = self._asked.pop()
+        if work is not None:
+            work.wait()
+        told = numbers.tolist()
+        split = len(told) - len(layout.names) - len(layout.sizes) * layout.steps - 1
+        planned = self.choice.look(layout.seen(told[split:], told[:split]))
+        self._steps, self._last = [], None
+        self.watch.records.clear()
+        if planned is not None:
+            self._bind(planned)
+
+    def _bind(self, planned: Planned) -> None:
+        agreement = self.engine.agreement
+        changed = agreement.rebind(planned.schedule, planned.layers, planned.link.cost)
+        if changed:
+            self.engine.bind()
+        if self.team.world.is_main and (changed or self._times):
+            cut = summary([bound.keys for bound in agreement.tasks])
+            level = logging.INFO if self._times else logging.DEBUG
+            log.log(level, "%s: %s (%s): %s", self.schedule, planned.schedule, cut, planned.why)
+
+
+def engine(
+    agreement: Agreement, wire: Wire, *, parameters: Mapping[str, Tensor], team: Team
+) -> tuple[Engine, Replanning | None]:
+    """What drives an agreement, and what plans it anew if its schedule measures."""
+    measures = agreement.schedule.measures
+    watch = Watch()
+    made = Engine(
+        agreement,
+        wire,
+        parameters=parameters,
+        worker=team.seat.worker,
+        watch=watch if measures == "times" else None,
+    )
+    return made, None if measures == "nothing" else Replanning(made, watch, team)
+
+
+class Changes:
+    """How much steps change parameters, relative to what they are.
+
+    Args:
+        parameters: by name.
+        every: one step in so many is looked at.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], every: int) -> None:
+        self.told: list[float] = []
+        self._parameters, self._every = parameters, every
+        self._before: list[Tensor] = []
+        self._noted = -1
+
+    @torch.no_grad()
+    def note(self, step: int) -> None:
+        """The updates before this step are done, and no other; told with this step's gradients."""
+        if step == self._noted:
+            return
+        self._noted = step
+        now = [p.detach() for p in self._parameters.values()]
+        if (step + 1) % self._every == 0:
+            self.told = [0.0] * len(now)
+            for index, (p, old) in enumerate(zip(now, self._before, strict=False)):
+                size = float(torch.linalg.vector_norm(p))
+                moved = float(torch.linalg.vector_norm(p - old))
+                self.told[index] = moved / size if size else float(moved > 0)
+        self._before = [p.clone() for p in now] if (step + 2) % self._every == 0 else []
+        if self._every == 1:
+            self._before = [p.clone() for p in now]

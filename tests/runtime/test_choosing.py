@@ -1,0 +1,128 @@
+"""Plans that change while training, played in virtual time: no process, no sleep."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.analyse.links import Link
+from shoal.axes.scheduling import Layer, Schedule, adaptive, magnitude, merged
+from shoal.runtime.choosing import Choice, Planned, link_of, ratio, summary
+from shoal.runtime.measuring import Layout, Record, Seen
+from shoal.simulate.schedule import schedule_seconds
+
+MB = 2**20
+LAYERS = [Layer(f"l{i}", n, 1e-3, 2e-3) for i, n in enumerate((MB, *(2**12,) * 8, 16 * MB, 2**12))]
+FAST = Link(1e-4, 1e-10)
+
+
+class Played:
+    """Training whose steps are played by the simulator, on a link that may change."""
+
+    def __init__(self, schedule: Schedule, link: Link = FAST) -> None:
+        self.link, self.every = link, schedule.every
+        self.choice = Choice(schedule, [Layer(layer.name, layer.nbytes) for layer in LAYERS])
+        self.tasks = schedule.plan(LAYERS, link.cost)
+        self.steps, self.chosen = 0, list[tuple[int, Planned]]()
+
+    def window(self) -> None:
+        """Some steps, and a look at them."""
+        seconds, spans = schedule_seconds(self.tasks, LAYERS, self.link.cost)
+        record = Record(0.0)
+        record.arrivals = {s.name.split()[1]: s.end for s in spans if s.name.startswith("backward")}
+        sent = [s for s in spans if s.lane == "exchange"]
+        record.tasks = {i: [s.start, s.end] for i, s in enumerate(sent)}
+        nbytes = [task.nbytes for task in self.tasks]
+        sizes = tuple(sorted({n for n in nbytes if n}))
+        layout = Layout(tuple(layer.name for layer in LAYERS), sizes, self.every)
+        told = layout.numbers([record] * self.every, nbytes, seconds)
+        planned = self.choice.look(layout.seen(told))
+        self.steps += self.every
+        if planned is not None:
+            self.chosen.append((self.steps, planned))
+            layers = [planned.layers[layer.name] for layer in LAYERS]
+            self.tasks = planned.schedule.plan(layers, planned.link.cost)
+
+    def settle(self) -> None:
+        for _ in range(6):
+            self.window()
+
+
+def test_the_link_is_found_from_the_messages_of_steps() -> None:
+    played = Played(merged(), Link(3e-4, 2e-9))
+    played.settle()
+    assert played.choice.link is not None
+    assert played.choice.link.cost(MB) == pytest.approx(Link(3e-4, 2e-9).cost(MB), rel=0.1)
+    taken = {layer.name: layer.backward for layer in played.choice.layers}
+    assert taken == pytest.approx({layer.name: layer.backward for layer in LAYERS})
+
+
+def test_it_measures_tries_keeps_and_then_leaves_well_alone() -> None:
+    played = Played(adaptive())
+    played.settle()
+    whys = [planned.why for _, planned in played.chosen]
+    assert whys[0].startswith("measured; a message takes")
+    assert whys[-1].startswith("kept of")
+    changes = len(played.chosen)
+    played.settle()
+    assert len(played.chosen) == changes
+
+
+def test_it_decides_again_within_20_steps_when_the_rate_falls_to_a_tenth() -> None:
+    played = Played(adaptive(), Link(1e-4, 1e-9))
+    played.settle()
+    before, at = len(played.chosen), played.steps
+    played.link = Link(1e-4, 1e-8)
+    for _ in range(4):
+        played.window()
+    steps, planned = played.chosen[before]
+    assert steps - at <= 20
+    assert planned.why.startswith("messages take")
+    assert planned.link.cost(16 * MB) == pytest.approx(Link(1e-4, 1e-8).cost(16 * MB), rel=0.2)
+
+
+def test_one_slow_spell_changes_nothing() -> None:
+    played = Played(adaptive(), Link(1e-4, 1e-9))
+    played.settle()
+    before = len(played.chosen)
+    for beta in (1e-8, 1e-9, 1e-8, 1e-9):
+        played.link = Link(1e-4, beta)
+        played.window()
+    assert len(played.chosen) == before
+
+
+def test_what_it_keeps_is_the_fastest_it_tried() -> None:
+    played = Played(adaptive(), Link(1e-5, 5e-9))
+    played.settle()
+    kept = schedule_seconds(played.tasks, LAYERS, played.link.cost).seconds
+    for _, planned in played.chosen:
+        layers = [planned.layers[layer.name] for layer in LAYERS]
+        tasks = planned.schedule.plan(layers, planned.link.cost)
+        tried = schedule_seconds(tasks, LAYERS, played.link.cost).seconds
+        assert kept <= tried / 0.98 * 1.0001
+
+
+def test_steps_in_which_nothing_was_seen_change_nothing() -> None:
+    choice = Choice(adaptive(), LAYERS)
+    assert choice.look(Seen({}, {}, 1.0, {})) is None
+
+
+def test_changes_go_into_the_layers_of_a_schedule_that_asks_for_them() -> None:
+    planned = Choice(magnitude(), LAYERS).look(Seen({}, {}, 1.0, {"l3": 0.5}))
+    assert planned is not None
+    assert planned.layers["l3"].change == 0.5
+    assert planned.layers["l0"].change == 0
+
+
+def test_one_size_of_message_tells_the_rate_and_keeps_the_startup() -> None:
+    assert link_of({1000: 1.1}, Link(0.1, 1.0)) == Link(0.1, pytest.approx(1e-3))
+    assert link_of({1000: 1e-4}, None).alpha == pytest.approx(5e-5)
+
+
+def test_only_sizes_seen_twice_are_compared() -> None:
+    assert ratio({1: 1.0, 2: 5.0}, {2: 10.0, 3: 1.0}) == 2.0
+    assert ratio({1: 1.0}, {2: 1.0}) == 1.0
+
+
+def test_a_plan_is_summed_up_in_words() -> None:
+    keys = [("a", "b"), ("c[0:8]",), ("c[8:16]",), ("d",)]
+    assert summary(keys) == "2 tensors fused into 1 messages, 1 cut into 2, 1 alone"
