@@ -115,7 +115,10 @@ def test_what_remembers_nothing_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "compressor", [c for c in COMPRESSORS if Trait.ONE_SHOT in c.traits], ids=repr
+    "compressor",
+    # what keeps the momentum, or clips, means something else than the gradient
+    [c for c in COMPRESSORS if Trait.ONE_SHOT in c.traits and Trait.MOMENTUM not in c.traits],
+    ids=repr,
 )
 def test_messages_for_a_server_add_up_to_what_i_meant_or_still_keep(compressor: Compressor) -> None:
     (agreement,) = team(fifo(), compressor, workers=1)
@@ -129,9 +132,10 @@ def test_messages_for_a_server_add_up_to_what_i_meant_or_still_keep(compressor: 
         compressor.add(parts, into, 1.0)
         if Trait.CONSERVING in compressor.traits:
             into += agreement.states[name][0]
-        if Trait.CONSERVING in compressor.traits or Trait.LOSSLESS in compressor.traits:
+        if compressor.traits & (Trait.CONSERVING | Trait.LOSSLESS):
             torch.testing.assert_close(into, given[name])
-        assert (into - given[name]).norm() <= given[name].norm()
+        if compressor.traits & (Trait.CONTRACTIVE | Trait.CONSERVING):
+            assert (into - given[name]).norm() <= given[name].norm()
 
 
 def test_messages_are_mine_even_after_my_numbers_change() -> None:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shoal.axes.compression import cast, exact, topk
+from shoal.axes.compression import cast, exact, int8, topk
 from shoal.axes.compression.compressor import add_dense
 from shoal.runtime.store import Clocks, ModelStore
+from shoal.testing.contracts.exchange import exchange, tensors
 
 
 @given(
@@ -88,15 +89,11 @@ def test_what_is_not_pushed_does_not_move_even_with_momentum() -> None:
 
 
 def test_a_message_is_decoded_whatever_its_form() -> None:
-    for compressor, parts in (
-        (exact(), (torch.full((2, 2), 2.0),)),
-        (cast(), (torch.full((2, 2), 2.0, dtype=torch.bfloat16),)),
-        (topk(1), (torch.arange(4, dtype=torch.int32), torch.full((4,), 2.0))),
-    ):
+    for compressor in (exact(), cast(), topk(1), int8()):
         held = store()
         assert compressor.add is not None
         held.add = compressor.add
-        held.push({"w": parts})
+        held.push({"w": tuple(tensors(exchange(compressor, [torch.full((2, 2), 2.0)]).asks[0][0]))})
         assert torch.equal(held.model()["w"], torch.full((2, 2), 0.5))
 
 
