@@ -164,7 +164,8 @@ class Run:
         scale = tally.scale(samples, self.team.share.count)
         if tally.last:
             for replica in self.replicas.values():
-                replica.arm(partial(tally.word, (loss.detach(), samples)))
+                if replica.engine is not None:
+                    replica.arm(partial(tally.word, (loss.detach(), samples)))
             self.updater.look_back()
         start = time.perf_counter()
         with self._explained("gradients"):
@@ -192,8 +193,7 @@ class Run:
         for feed in self.feeds:
             feed.number = self.steps
         saving.save_if_due(self)
-        logger = self.team.settings.logger
-        if logger is not None and self.is_main:
+        if (logger := self.team.settings.logger) is not None and self.is_main:
             logger.log({"loss": step.loss, "samples": step.samples}, step.number)
         return step
 

@@ -92,6 +92,8 @@ class Updater:
 
     def _correct(self, replica: Replica, table: Table) -> None:
         """The step's samples were guessed to be as many as last time: put right what was not."""
+        if replica.engine is None and not self.tally.guess:
+            return  # alone, or every step is counted
         if self.tally.guess and table.samples and table.samples != self.tally.guess:
             replica.scale(self.tally.guess / table.samples)
         exact = replica.engine is not None and replica.engine.rides

@@ -53,7 +53,11 @@ def count(batch: Any) -> int:
 
 def move(batch: Any, device: torch.device | str) -> Any:
     """The same batch on ``device``; what is there already, or has no ``to``, is kept as it is."""
-    where = torch.device(device)
+    where = device if isinstance(device, torch.device) else torch.device(device)
+    if type(batch) in (list, tuple) and all(
+        isinstance(node, Tensor) and node.device == where for node in batch
+    ):
+        return batch  # most batches, every step
     # Only towards an accelerator: a copy to the CPU that does not wait is read too early.
     waits = where.type == "cpu"
 
