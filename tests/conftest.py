@@ -2,8 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)  # small tensors gain nothing from more
+# no test asserts a time, nor may hypothesis: a busy machine is not a failure
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,6 +30,7 @@ from shoal.wire.shm.lines import (
 )
 
 _SPINS = 300  # about 20 microseconds
+_LATE = "not done within"
 
 
 def entitled(text: str) -> bytes:
@@ -117,8 +118,10 @@ class Board:
         lines, late = self.lines, tuple(awaited)
         for rank in range(lines.size):
             if rank != lines.rank and lines.status(rank) == FAILED:
-                name = lines.names[rank]
-                raise PeerLost(f"{what}: rank {name} gave up: {lines.reason(rank)}")
+                reason = lines.reason(rank)
+                # if it waited in vain, its patience ended a moment before mine
+                kind = ExchangeTimeout if _LATE in reason else PeerLost
+                raise kind(f"{what}: rank {lines.names[rank]} gave up: {reason}")
         for rank in late:
             if not lines.peers[rank].alive:
                 raise PeerLost(f"{what}: {self._portrait(rank)}, while others needed it")
@@ -126,7 +129,7 @@ class Board:
                 raise PeerLost(f"{what}: rank {lines.names[rank]} has destroyed the group")
         if time.monotonic() > end:
             told = "; ".join(self._portrait(rank) for rank in late)
-            raise ExchangeTimeout(f"{what}: not done within {self.seconds:g} s, for {told}")
+            raise ExchangeTimeout(f"{what}: {_LATE} {self.seconds:g} s, for {told}")
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this rank has given up, and why."""
