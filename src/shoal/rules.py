@@ -147,7 +147,7 @@ def _merging_needs_a_tree(s: Strategy) -> Iterator[Conflict]:
         yield Conflict(
             f"{s.compression} x {s.coordination}",
             "it is merged in pairs, along a tree of workers",
-            "all_reduce, or topk with error feedback",
+            "all_reduce, or error_feedback(topk(0.01))",
         )
 
 
@@ -256,9 +256,7 @@ def bound_conflicts(s: Strategy, facts: Facts) -> list[Conflict]:
         found.append(Conflict(f"{s.scheduling} x nonfinite='skip'", why, "wfbp, or 'stop'"))
     if facts.momentum and Trait.MOMENTUM in s.compression.traits:
         why = "it keeps the momentum itself, and the optimizer would add its own on top"
-        found.append(
-            Conflict(f"{s.compression} x momentum", why, "SGD(momentum=0), or topk with feedback")
-        )
+        found.append(Conflict(f"{s.compression} x momentum", why, "SGD(momentum=0), not Adam"))
     if facts.closure and not (sends_gradients(s) and Trait.LOSSLESS in s.compression.traits):
         why = "a closure is called several times a step and needs exact gradients each time"
         found.append(Conflict(f"closure x {s.synchrony}, {s.compression}", why, "exact with bsp"))
@@ -288,6 +286,8 @@ def advice(s: Strategy) -> tuple[str, ...]:
             f"{s.compression} forgets what it does not send: "
             f"error_feedback({s.compression}) converges better"
         )
+    if Trait.MOMENTUM in s.compression.traits:
+        told.append(f"{s.compression} keeps the momentum itself: use SGD(momentum=0), not Adam")
     if s.synchrony.free:
         told.append("asp bounds nothing: lower the learning rate, or use ssp(3)")
     if s.synchrony.period > 64:
