@@ -1,65 +1,28 @@
-"""What a run saves, when, and which checkpoints it refuses; in one process."""
+"""What a run saves, and when; in one process."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from resume_cases import BATCH, Case, build, data
+from saving_runs import same, start, train, values
 from torch import Tensor, nn
 
-import shoal
-from shoal.checkpoint import save as save_plain
-from shoal.checkpoint.state import State
 from shoal.errors import (
     BadArgument,
-    CheckpointCorrupt,
     CheckpointError,
-    CheckpointMismatch,
-    CheckpointMissing,
     UsageError,
 )
 from shoal.runtime.run import Run
 
-Setup = Callable[..., Run]
 
-
-@pytest.fixture
-def start() -> Setup:
-    """Starts runs of one worker."""
-
-    def started(model: Any = None, **options: Any) -> Run:
-        made, optimizer = build(Case("auto")) if model is None else model
-        return shoal.distribute(made, optimizer, loss=nn.functional.cross_entropy, **options)
-
-    return started
-
-
-def train(run: Run, steps: int, **options: Any) -> None:
-    """So many steps, in the order of the loader."""
-    feed = run.feeds[0] if run.feeds else run.loader(data(), BATCH, epochs=9, **options)
-    for batch in feed:
-        run.step(batch)
-        if run.steps == steps:
-            break
-
-
-def values(run: Run) -> dict[str, Tensor]:
-    """A copy of the model."""
-    return {n: t.detach().clone() for n, t in run.model.state_dict().items()}
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return all(torch.equal(value, other[name]) for name, value in one.items())
-
-
-def test_save_tells_where_it_saved(start: Setup, tmp_path: Path) -> None:
+def test_save_tells_where_it_saved(tmp_path: Path) -> None:
     run = start()
     train(run, 2)
     assert run.save(tmp_path) == tmp_path / "step-00000002"
@@ -77,7 +40,7 @@ STRATEGIES = (
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_worker_saves_under_any_strategy(strategy: str, start: Setup, tmp_path: Path) -> None:
+def test_one_worker_saves_under_any_strategy(strategy: str, tmp_path: Path) -> None:
     ends = []
     for resumes in (False, True):
         run = start(strategy=strategy)
@@ -91,12 +54,12 @@ def test_one_worker_saves_under_any_strategy(strategy: str, start: Setup, tmp_pa
     assert same(*ends)
 
 
-def test_saving_needs_a_place(start: Setup) -> None:
+def test_saving_needs_a_place() -> None:
     with pytest.raises(UsageError, match=r"checkpoint="):
         start().save()
 
 
-def test_restoring_goes_back_to_the_step(start: Setup, tmp_path: Path) -> None:
+def test_restoring_goes_back_to_the_step(tmp_path: Path) -> None:
     run = start()
     train(run, 2)
     before, place = values(run), run.save(tmp_path)
@@ -109,16 +72,14 @@ def test_restoring_goes_back_to_the_step(start: Setup, tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), after)
 
 
-def test_the_last_n_checkpoints_stay(start: Setup, tmp_path: Path) -> None:
+def test_the_last_n_checkpoints_stay(tmp_path: Path) -> None:
     with start(checkpoint=tmp_path, every=2, keep=2) as run:
         train(run, 7)
     found = sorted(p.name for p in tmp_path.iterdir() if p.name.startswith("step"))
     assert found == ["step-00000006", "step-00000007"], "every 2 steps, and the end"
 
 
-def test_an_automatic_save_waits_until_the_loop_is_done_with_the_batch(
-    start: Setup, tmp_path: Path
-) -> None:
+def test_an_automatic_save_waits_until_the_loop_is_done_with_the_batch(tmp_path: Path) -> None:
     run = start(checkpoint=tmp_path, every=1)
     feed = run.loader(data(), BATCH)
     for batch in feed:
@@ -128,14 +89,14 @@ def test_an_automatic_save_waits_until_the_loop_is_done_with_the_batch(
     assert (tmp_path / f"step-{run.steps:08d}").exists()
 
 
-def test_without_a_loader_it_saves_at_the_update(start: Setup, tmp_path: Path) -> None:
+def test_without_a_loader_it_saves_at_the_update(tmp_path: Path) -> None:
     run = start(checkpoint=tmp_path, every=2)
     for _ in range(2):
         run.step(data()[:4])
     assert (tmp_path / "step-00000002").exists()
 
 
-def test_several_loaders_each_go_on(start: Setup, tmp_path: Path) -> None:
+def test_several_loaders_each_go_on(tmp_path: Path) -> None:
     def loaders(run: Run) -> Any:
         one = run.loader(data(), 4, epochs=3, seed=1)
         other = run.loader(data(), 6, epochs=3, seed=2)
@@ -160,7 +121,7 @@ def test_several_loaders_each_go_on(start: Setup, tmp_path: Path) -> None:
 
 
 def test_data_made_after_distribute_stay_the_same(
-    start: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = start(checkpoint=tmp_path)
     made = torch.rand(5)
@@ -172,9 +133,7 @@ def test_data_made_after_distribute_stay_the_same(
     assert torch.equal(torch.rand(5), made)
 
 
-def test_a_finished_run_resumes_to_nothing(
-    start: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_resumes_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CHECKPOINT", str(tmp_path))
     monkeypatch.setenv("SHOAL_RESUME", "1")
     ends = []
@@ -187,7 +146,7 @@ def test_a_finished_run_resumes_to_nothing(
 
 
 @pytest.mark.parametrize("scheduled", ["step", "lambda", "milestones", "plateau", "one cycle"])
-def test_a_scheduler_goes_on(scheduled: str, start: Setup, tmp_path: Path) -> None:
+def test_a_scheduler_goes_on(scheduled: str, tmp_path: Path) -> None:
     schedules = torch.optim.lr_scheduler
     kinds: dict[str, Any] = {
         "step": lambda o: schedules.StepLR(o, 2),
@@ -220,131 +179,22 @@ def test_a_scheduler_goes_on(scheduled: str, start: Setup, tmp_path: Path) -> No
     assert len(set(expected)) > 1
 
 
-def test_what_is_stateful_must_have_a_state(start: Setup) -> None:
+def test_what_is_stateful_must_have_a_state() -> None:
     with pytest.raises(BadArgument, match=r"'scheduler': int.*no state_dict"):
         start(stateful={"scheduler": 3})
     with pytest.raises(BadArgument, match="a dict"):
         start(stateful=[3])
 
 
-def test_a_missing_checkpoint_is_an_error_only_where_one_was_named(
-    start: Setup, tmp_path: Path
-) -> None:
-    run = start(checkpoint=tmp_path / "none")
-    assert run.restore() is False
-    with pytest.raises(CheckpointMissing, match="nowhere"):
-        run.restore(tmp_path / "nowhere")
-
-
-def test_damage_falls_back_to_the_previous_one_and_says_so(
-    start: Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = start()
-    train(run, 1)
-    run.save(tmp_path)
-    before = values(run)
-    train(run, 2)
-    newest = run.save(tmp_path)
-    spoil = next(newest.glob("*.bin"))
-    spoil.write_bytes(bytes([spoil.read_bytes()[0] ^ 1]) + spoil.read_bytes()[1:])
-    with pytest.raises(CheckpointCorrupt):
-        run.restore(newest)
-    assert run.steps == 2, "a refused checkpoint changes nothing"
-    with caplog.at_level(logging.INFO):
-        assert run.restore(tmp_path)
-    assert run.steps == 1
-    assert same(values(run), before)
-    assert "using previous checkpoint step 1" in caplog.text
-
-
-def wider() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = build(Case("auto"))[0]
-    model.add_module("3", nn.Linear(10, 9).double())
-    return model, torch.optim.Adam(model.parameters())
-
-
-def renamed() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Sequential(build(Case("auto"))[0])
-    return model, torch.optim.Adam(model.parameters())
-
-
-def single() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = build(Case("auto"))[0].float()
-    return model, torch.optim.Adam(model.parameters())
-
-
-def other_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
-    return build(Case("auto", "sgd"))
-
-
-def two_groups() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = build(Case("auto"))[0]
-    groups = [{"params": [p]} for p in model.parameters()]
-    return model, torch.optim.Adam(groups)
-
-
-def fewer_trained() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = build(Case("auto"))[0]
-    return model, torch.optim.Adam(list(model.parameters())[:-1])
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (wider, r"3\.weight: shape \(9, 10\)"),
-        (renamed, r"0\.0\.weight: the model has it"),
-        (single, r"0\.weight: torch\.float32"),
-        (other_optimizer, "optimizer is Adam, this one is SGD"),
-        (two_groups, "1 parameter groups, this one 6"),
-        (fewer_trained, r"5\.bias is in group 0 of the checkpoint's optimizer"),
-    ],
-)
-def test_another_model_or_optimizer_is_refused_and_nothing_changes(
-    make: Any, said: str, start: Setup, tmp_path: Path
-) -> None:
-    run = start()
-    train(run, 2)
-    run.save(tmp_path)
-    other = start(model=make())
-    before = values(other)
-    with pytest.raises(CheckpointMismatch, match=said):
-        other.restore(tmp_path)
-    assert same(values(other), before)
-    assert other.steps == 0
-    assert not other.replicas["model"].optimizer.state
-
-
-def test_a_checkpoint_that_no_run_saved_is_refused(start: Setup, tmp_path: Path) -> None:
-    save_plain(tmp_path, State({"model": {}}), step=3)
-    with pytest.raises(CheckpointMismatch, match="not saved by a run"):
-        start().restore(tmp_path)
-
-
-def test_another_dataset_is_refused(start: Setup, tmp_path: Path) -> None:
-    run = start()
-    train(run, 2)
-    run.save(tmp_path)
-    other = start()
-    other.loader(range(5), 2)
-    before = values(other)
-    with pytest.raises(CheckpointMismatch, match="length"):
-        other.restore(tmp_path)
-    assert same(values(other), before)
-    late = start()
-    late.restore(tmp_path)
-    with pytest.raises(CheckpointMismatch, match="seed"):
-        late.loader(data(), BATCH, epochs=9, seed=5)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_that_cannot_be_written_is_an_error(start: Setup, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(CheckpointError):
         start().save(tmp_path / "x")
 
 
 def test_a_failed_save_is_one_error_and_training_goes_on(
-    start: Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     run = start()
@@ -359,7 +209,7 @@ def test_a_failed_save_is_one_error_and_training_goes_on(
     assert "was not saved, training goes on" in caplog.text
 
 
-def test_lbfgs_keeps_its_history(start: Setup, tmp_path: Path) -> None:
+def test_lbfgs_keeps_its_history(tmp_path: Path) -> None:
     def begun() -> Run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(12, 4)).double()
@@ -386,7 +236,7 @@ def test_lbfgs_keeps_its_history(start: Setup, tmp_path: Path) -> None:
     assert same(values(run), values(again))
 
 
-def test_tied_and_frozen_parameters_and_hidden_buffers_go_on(start: Setup, tmp_path: Path) -> None:
+def test_tied_and_frozen_parameters_and_hidden_buffers_go_on(tmp_path: Path) -> None:
     class Tied(nn.Module):
         calls: Tensor
 
@@ -420,7 +270,7 @@ def test_tied_and_frozen_parameters_and_hidden_buffers_go_on(start: Setup, tmp_p
     assert same(values(run), values(again))
 
 
-def test_a_learning_rate_that_is_a_tensor_stays_that_tensor(start: Setup, tmp_path: Path) -> None:
+def test_a_learning_rate_that_is_a_tensor_stays_that_tensor(tmp_path: Path) -> None:
     def begun() -> tuple[Run, Tensor]:
         model, _ = build(Case("auto"))
         rate = torch.tensor(0.1, dtype=torch.float64)
