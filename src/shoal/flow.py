@@ -130,6 +130,20 @@ def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Re
         return result
 
 
+def through(
+    flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Generator[Ask, Any, Any]]
+) -> Generator[Ask, Any, Result]:
+    """Run a flow inside another: each of its asks is answered by what ``answer`` asks in turn."""
+    told: Any = None
+    while True:
+        try:
+            ask = flow.send(told)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        told = yield from answer(ask)
+
+
 def alone(ask: Ask) -> Any:
     """What a worker is told when nobody else takes part: its own message, as it would arrive."""
     match ask:

@@ -64,21 +64,6 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 
         torch.testing.assert_close(value, other[name], rtol=0, atol=atol)
 
 
-def scatter(made: School) -> None:
-    """Every worker starts from another model."""
-    chance = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for fish in made.fishes:
-            for p in fish.model.parameters():
-                p.add_(torch.randn(p.shape, generator=chance, dtype=p.dtype))
-
-
-def models(made: School) -> Tensor:
-    """(workers, numbers)."""
-    flat = [nn.utils.parameters_to_vector(f.model.parameters()) for f in made.fishes]
-    return torch.stack(flat).detach()
-
-
 @functools.cache
 def lossless() -> list[Strategy]:
     """Whole replicas that send every step's gradient without loss, the order of messages apart."""
@@ -116,7 +101,7 @@ def test_nothing_to_wait_for_equals_bsp(with_whom: str, form: str, like_bsp: str
     one, other = (
         school(f"{with_whom}, {sync}, {form}", workers=3, steps=5) for sync in ("bsp", like_bsp)
     )
-    assert torch.equal(models(one), models(other))
+    assert torch.equal(one.models(), other.models())
 
 
 @each_count
@@ -138,7 +123,7 @@ def test_local_steps_end_in_the_mean_of_what_each_did_alone(text: str, workers: 
     for batch in batches[:2]:
         made.step(batch)
     if workers > 1:
-        assert not torch.equal(models(made)[0], models(made)[1])
+        assert not torch.equal(made.models()[0], made.models()[1])
     made.step(batches[2])
     shares = [_share(batches, workers, i) for i in range(workers)]
     ends = [alone(tiny, share, steps=3) for share in shares]
@@ -194,10 +179,10 @@ def _residual(agreement: Agreement | None, name: str, like: Tensor) -> Tensor:
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
 def test_gossip_keeps_the_mean_and_shrinks_disagreement_by_the_spectral_gap(workers: int) -> None:
     made = school("gossip", workers=workers, build=still)
-    scatter(made)
-    before = models(made)
+    made.scatter()
+    before = made.models()
     made.step(digits(10)[0])
-    after = models(made)
+    after = made.models()
     torch.testing.assert_close(after.mean(0), before.mean(0), rtol=0, atol=1e-12)
     gap = spectral_gap(made.strategy.coordination.mixing(workers, 0))
     apart = (before - before.mean(0)).norm(), (after - after.mean(0)).norm()
@@ -207,42 +192,42 @@ def test_gossip_keeps_the_mean_and_shrinks_disagreement_by_the_spectral_gap(work
 @pytest.mark.parametrize("workers", [2, 3])
 def test_gossip_with_all_neighbours_agrees_in_one_round(workers: int) -> None:
     made = school("gossip", workers=workers, build=still)
-    scatter(made)
-    mean = models(made).mean(0)
+    made.scatter()
+    mean = made.models().mean(0)
     made.step(digits(10)[0])
-    torch.testing.assert_close(models(made), mean.expand(workers, -1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(made.models(), mean.expand(workers, -1), rtol=0, atol=1e-12)
 
 
 def test_the_mean_of_gossip_moves_by_the_mean_of_the_gradients() -> None:
     made = school("gossip", workers=4)
-    scatter(made)
-    before = models(made).mean(0)
+    made.scatter()
+    before = made.models().mean(0)
     seen = [_watch(fish.model) for fish in made.fishes]
     made.step(digits(12)[0])
     steps = torch.stack([torch.cat([g.flatten() for g in s.values()]) for s in seen])
     torch.testing.assert_close(
-        models(made).mean(0), before - 0.1 * steps.mean(0), rtol=0, atol=1e-12
+        made.models().mean(0), before - 0.1 * steps.mean(0), rtol=0, atol=1e-12
     )
 
 
 def test_gossip_over_a_period_mixes_only_at_its_end() -> None:
     made = school("gossip, local(3)", workers=2, build=still)
-    scatter(made)
-    before = models(made)
+    made.scatter()
+    before = made.models()
     for _ in range(2):
         made.step(digits(8)[0])
-        assert torch.equal(models(made), before)
+        assert torch.equal(made.models(), before)
     made.step(digits(8)[0])
-    torch.testing.assert_close(models(made)[0], models(made)[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(made.models()[0], made.models()[1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_pairs_conserve_the_sum_of_parameters(workers: int) -> None:
     made = school("gossip, asp", workers=workers, build=still)
-    scatter(made)
-    before = models(made)
+    made.scatter()
+    before = made.models()
     made.train(digits(10), steps=8)
-    after = models(made)
+    after = made.models()
     torch.testing.assert_close(after.sum(0), before.sum(0), rtol=0, atol=1e-11)
     assert after.std(0).norm() < 0.2 * before.std(0).norm()
 

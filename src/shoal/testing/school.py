@@ -81,6 +81,19 @@ class School:
         box.append(Fish(model, optimizer, mode))
         return box[0]
 
+    def scatter(self) -> None:
+        """Let every worker start from another model."""
+        chance = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for fish in self.fishes:
+                for p in fish.model.parameters():
+                    p.add_(torch.randn(p.shape, generator=chance, dtype=p.dtype))
+
+    def models(self) -> Tensor:
+        """All workers' parameters: (workers, numbers)."""
+        flat = [nn.utils.parameters_to_vector(f.model.parameters()) for f in self.fishes]
+        return torch.stack(flat).detach()
+
     def train(self, batches: Sequence[Batch], *, steps: int) -> float:
         """Train and return the last loss over the global batch."""
         if self.strategy.synchrony.waits:

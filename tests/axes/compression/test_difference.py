@@ -140,19 +140,6 @@ def test_gossip_takes_differences_where_it_takes_nothing_else_that_loses() -> No
         parse("parameter_server, asp, difference(topk(0.1))")
 
 
-def scatter(made: School) -> None:
-    chance = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for fish in made.fishes:
-            for p in fish.model.parameters():
-                p.add_(torch.randn(p.shape, generator=chance, dtype=p.dtype))
-
-
-def models(made: School) -> Tensor:
-    flat = [nn.utils.parameters_to_vector(f.model.parameters()) for f in made.fishes]
-    return torch.stack(flat).detach()
-
-
 def still() -> tuple[nn.Module, torch.optim.Optimizer]:
     model, _ = tiny()
     return model, torch.optim.SGD(model.parameters(), lr=0.0)
@@ -168,10 +155,10 @@ def still() -> tuple[nn.Module, torch.optim.Optimizer]:
 )
 def test_the_mixing_mode_brings_workers_to_their_mean(compression: str) -> None:
     made = School(parse(f"gossip, {compression}"), workers=4, build=still)
-    scatter(made)
-    mean = models(made).mean(0)
+    made.scatter()
+    mean = made.models().mean(0)
     made.train(digits(12), steps=120)
-    torch.testing.assert_close(models(made), mean.expand(4, -1), rtol=0, atol=1e-4)
+    torch.testing.assert_close(made.models(), mean.expand(4, -1), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("text", ["gossip", "gossip, local(2)", "all_reduce"])
@@ -186,16 +173,16 @@ def test_copies_are_saved_and_loaded() -> None:
     made = School(parse("gossip, difference(topk(0.25))"), workers=3, build=tiny)
     made.train(digits(12), steps=5)
     kept = [fish.mode.state_dict() for fish in made.fishes]
-    before = models(made).clone()
+    before = made.models().clone()
     made.train(digits(12), steps=3)
-    went = models(made)
+    went = made.models()
     again = School(parse("gossip, difference(topk(0.25))"), workers=3, build=tiny)
     for fish, state, vector in zip(again.fishes, kept, before, strict=True):
         fish.mode.load_state_dict(state)
         with torch.no_grad():
             nn.utils.vector_to_parameters(vector, fish.model.parameters())
     again.train(digits(12), steps=3)
-    assert torch.equal(models(again), went)
+    assert torch.equal(again.models(), went)
 
 
 def answers() -> dict[str, Tensor]:

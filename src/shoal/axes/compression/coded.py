@@ -8,7 +8,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from shoal.axes.compression import bits, lengths, prefix
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.sizes import MARKS, largest
 from shoal.errors import BadArgument, Conflict, ConflictError
-from shoal.flow import Agreed, Ask, Flow, Gather
+from shoal.flow import Ask, Flow, Gather, through
 
 CODES = {"elias": lengths.elias, "huffman": lengths.huffman}
 KINDS = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -42,9 +42,11 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
     _refuse(inner, code)
 
     def flow(value: Value, state: Any, round: int) -> Flow:
-        return (yield from _through(inner.flow(value, state, round), send))
+        return (yield from through(inner.flow(value, state, round), send))
 
-    def send(ask: Gather) -> Generator[Ask, Any, Any]:
+    def send(ask: Ask) -> Generator[Ask, Any, Any]:
+        if not isinstance(ask, Gather) or ask.parts[0].dtype not in KINDS:
+            return (yield ask)
         text = _text(ask.parts[0], inner.width, ask.like.numel())
         most = worth(ask.parts[0].nbytes, text.numel())
         if most <= 0:
@@ -87,21 +89,6 @@ def _refuse(inner: Compressor, code: str) -> None:
     if Trait.SUMS in inner.traits:
         why = "sums travel as numbers, and there are no codes in them"
         raise ConflictError([Conflict(f"coded x {inner.name}", why, inner.name)])
-
-
-def _through(flow: Flow, send: Callable[[Gather], Generator[Ask, Any, Any]]) -> Flow:
-    """Run a flow whose messages of whole numbers are sent in another way."""
-    told: Any = None
-    while True:
-        try:
-            ask = flow.send(told)
-        except StopIteration as end:
-            agreed: Agreed = end.value
-            return agreed
-        if isinstance(ask, Gather) and ask.parts[0].dtype in KINDS:
-            told = yield from send(ask)
-        else:
-            told = yield ask
 
 
 def _text(codes: Tensor, width: int, count: int) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from shoal.flow import Add, Flow
+from shoal.flow import Add, Ask, Flow, Gather
 
 
 class Trait(Flag):
@@ -76,6 +77,16 @@ class Compressor:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def told(
+    value: Value, parts: tuple[Tensor, ...], add: Add
+) -> Generator[Ask, Any, tuple[Tensor, Tensor]]:
+    """Send a message: what all say together, and what mine alone says."""
+    mean = yield Gather(parts, add, like=value.tensor)
+    mine = torch.zeros_like(value.tensor)
+    add(parts, mine, 1.0)
+    return mean, mine
 
 
 def add_dense(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:

@@ -11,13 +11,14 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import torch
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
 from shoal.errors import BadArgument, Conflict, ConflictError
-from shoal.flow import Agreed, Flow, Gather, Mean, alone, drive
+from shoal.flow import Agreed, Ask, Flow, Gather, Mean, alone, drive, through
 
 NUMBERS = 4096  # from which the default of gamma is found
 
@@ -70,16 +71,13 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
 
 def _unrounded(flow: Flow, dtype: torch.dtype) -> Flow:
     """Narrow numbers are summed where they arrive: rounded sums would let the copies drift."""
-    told: Any = None
-    while True:
-        try:
-            ask = flow.send(told)
-        except StopIteration as end:
-            agreed: Agreed = end.value
-            return agreed
+
+    def answer(ask: Ask) -> Generator[Ask, Any, Any]:
         if isinstance(ask, Mean) and ask.tensor.dtype != dtype:
             ask = Gather((ask.tensor,), add_dense, torch.empty_like(ask.tensor, dtype=dtype))
-        told = yield ask
+        return (yield ask)
+
+    return through(flow, answer)
 
 
 def _kept(inner: Compressor) -> float:

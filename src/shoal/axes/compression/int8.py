@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, told
 from shoal.axes.compression.pieces import add_pieces, blocks, factor, of_blocks, pieces, wide
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Gather
+from shoal.flow import Agreed, Flow
 
 TOP = 127
 
@@ -37,9 +37,7 @@ def int8(block: int = 256) -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         parts = encode(value.tensor.reshape(-1))
-        mean = yield Gather(parts, add, like=value.tensor)
-        mine = torch.zeros_like(value.tensor)
-        add(parts, mine, 1.0)
+        mean, mine = yield from told(value, parts, add)
         return Agreed(mean, mine, state=None)
 
     def encode(flat: Tensor) -> tuple[Tensor, ...]:

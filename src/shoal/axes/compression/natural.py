@@ -11,9 +11,9 @@ from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.chance import generator, integers
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, told
 from shoal.axes.compression.pieces import add_pieces, pieces
-from shoal.flow import Agreed, Flow, Gather
+from shoal.flow import Agreed, Flow
 
 MANTISSA = 23  # bits of a float32 that are not sent
 INFINITE = 0x7F800000  # its bits, and the least of what is no number
@@ -32,9 +32,7 @@ def natural() -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         parts = encode(value, round)
-        mean = yield Gather(parts, add, like=value.tensor)
-        mine = torch.zeros_like(value.tensor)
-        add(parts, mine, 1.0)
+        mean, mine = yield from told(value, parts, add)
         return Agreed(mean, mine, state=None)
 
     traits = Trait.UNBIASED | Trait.CONTRACTIVE | Trait.SLICEABLE | Trait.ONE_SHOT

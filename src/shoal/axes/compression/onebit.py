@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, told
 from shoal.axes.compression.pieces import add_pieces, of_blocks, pieces, wide
-from shoal.flow import Agreed, Flow, Gather
+from shoal.flow import Agreed, Flow
 
 SHORTEST = 64  # numbers of a column; its two means weigh as much as the bits of so many
 
@@ -35,9 +35,7 @@ def onebit() -> Compressor:
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
         wanted = value.tensor + state[0]  # v = g + e
         parts = encode(wanted.reshape(-1), columns(wanted))
-        mean = yield Gather(parts, add, like=value.tensor)
-        mine = torch.zeros_like(value.tensor)
-        add(parts, mine, 1.0)
+        mean, mine = yield from told(value, parts, add)
         return Agreed(mean, mine, (wanted.sub_(mine),))
 
     traits = Trait.CONTRACTIVE | Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT

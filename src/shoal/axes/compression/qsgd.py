@@ -12,10 +12,10 @@ from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.chance import generator, rounded
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, told
 from shoal.axes.compression.pieces import add_pieces, blocks, factor, of_blocks, pieces, wide
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Gather
+from shoal.flow import Agreed, Flow
 
 BUCKET = 512  # of the paper's experiments: with one norm a tensor, nearly all would round to zero
 
@@ -40,9 +40,7 @@ def qsgd(levels: int = 16) -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         parts = encode(value, round)
-        mean = yield Gather(parts, add, like=value.tensor)
-        mine = torch.zeros_like(value.tensor)
-        add(parts, mine, 1.0)
+        mean, mine = yield from told(value, parts, add)
         return Agreed(mean, mine, state=None)
 
     def encode(value: Value, round: int) -> tuple[Tensor, ...]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.compressor import Compressor, Trait, Value, nothing
+from shoal.axes.compression.compressor import Compressor, Trait, Value, nothing, told
 from shoal.axes.compression.pieces import add_pieces, wide
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Gather
+from shoal.flow import Agreed, Flow
 
 
 def sign(momentum: float = 0.0) -> Compressor:
@@ -42,9 +42,7 @@ def sign(momentum: float = 0.0) -> Compressor:
     def flow(value: Value, state: Tensor | None, round: int) -> Flow:
         m = value.tensor if state is None else state.lerp(value.tensor, 1 - momentum)
         parts = encode(m.reshape(-1), round)
-        votes = yield Gather(parts, add, like=value.tensor)
-        mine = torch.zeros_like(value.tensor)
-        add(parts, mine, 1.0)
+        votes, mine = yield from told(value, parts, add)
         agreed = votes.sign().add_(votes, alpha=0)  # the sign of NaN is 0, and it must be seen
         return Agreed(agreed, mine, None if state is None else m)
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, told
 from shoal.axes.compression.pieces import add_pieces, pieces, wide
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Gather
+from shoal.flow import Agreed, Flow
 
 
 def twobit(threshold: float) -> Compressor:
@@ -41,9 +41,7 @@ def twobit(threshold: float) -> Compressor:
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
         wanted = value.tensor + state[0]
         parts = encode(wanted.reshape(-1), threshold)
-        mean = yield Gather(parts, add, like=value.tensor)
-        mine = torch.zeros_like(value.tensor)
-        add(parts, mine, 1.0)
+        mean, mine = yield from told(value, parts, add)
         return Agreed(mean, mine, (wanted.sub_(mine),))
 
     traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT

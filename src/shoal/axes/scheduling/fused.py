@@ -9,10 +9,10 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from shoal.axes.scheduling.grouping import whole
-from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
+from shoal.axes.scheduling.grouping import fill, message
+from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 from shoal.notation import check_nbytes, nbytes_text
 
 DEFAULT = 64 * 2**20
@@ -33,24 +33,3 @@ def fused(threshold: int = DEFAULT) -> Schedule:
 
     name = "fused" if threshold == DEFAULT else f"fused({nbytes_text(threshold)})"
     return Schedule(name, plan, overlaps=True)
-
-
-def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Group layers from the last to the first; what would overflow a group begins another."""
-    group: list[int] = []
-    size = 0
-    for index in reversed(range(len(layers))):
-        nbytes = layers[index].nbytes
-        if group and size + nbytes > threshold:
-            yield tuple(group)
-            group, size = [], 0
-        group.append(index)
-        size += nbytes
-    if group:
-        yield tuple(group)
-
-
-def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
-    """Whole layers, sent when the earliest of them is done, needed by the update."""
-    slices = tuple(whole(layers, index) for index in group)
-    return Task(slices, "reduce", Event("backward", min(group)), Event("update"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shoal.axes.scheduling.schedule import Layer, Slice
+from shoal.axes.scheduling.schedule import Event, Layer, Slice, Task
 
 GRAIN = 16  # bytes: cuts fall between whole numbers of every type
 
@@ -22,25 +22,37 @@ def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
         yield Slice(index, start, min(start + size, nbytes))
 
 
+def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
+    """Group layers from the last to the first; what would overflow a group begins another."""
+    group: list[int] = []
+    size = 0
+    for index in reversed(range(len(layers))):
+        nbytes = layers[index].nbytes
+        if group and size + nbytes > threshold:
+            yield tuple(group)
+            group, size = [], 0
+        group.append(index)
+        size += nbytes
+    if group:
+        yield tuple(group)
+
+
+def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
+    """Whole layers, sent when the earliest of them is done, needed by the update."""
+    slices = tuple(whole(layers, index) for index in group)
+    return Task(slices, "reduce", Event("backward", min(group)), Event("update"))
+
+
 def blocks(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
     """Messages of about ``size`` bytes, from the last layer to the first.
 
     Small neighbours are fused, up to ``size``; a layer that is larger is cut, on its own.
     """
-    group: list[Slice] = []
-    held = 0
-    for index in reversed(range(len(layers))):
-        nbytes = layers[index].nbytes
-        if group and held + nbytes > size:
-            yield tuple(group)
-            group, held = [], 0
-        if nbytes > size:
-            yield from ((piece,) for piece in cut(layers, index, size))
+    for group in fill(layers, size):
+        if layers[group[0]].nbytes > size:
+            yield from ((piece,) for piece in cut(layers, group[0], size))
         else:
-            group.append(whole(layers, index))
-            held += nbytes
-    if group:
-        yield tuple(group)
+            yield tuple(whole(layers, index) for index in group)
 
 
 def fuse(layers: Sequence[Layer], first: int, limit: int) -> Iterator[tuple[int, ...]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shoal.axes.compression import Compressor, Value
-from shoal.flow import Agreed, Ask, Flow, Fold, Gather, Mean
+from shoal.flow import Agreed, Ask, Flow, Fold, Gather, Mean, through
 from shoal.testing.lockstep import lockstep
 
 SHAPES = ((), (1,), (7,), (0,), (0, 3), (5, 6), (8, 9), (4, 3, 2, 2))
@@ -105,14 +105,11 @@ def rounds(
 
 
 def _watched(flow: Flow, seen: list[Ask], overwrites: bool) -> Flow:
-    told: Any = None
-    while True:
-        try:
-            ask = flow.send(told)
-        except StopIteration as end:
-            agreed: Agreed = end.value
-            return agreed
+    def answer(ask: Ask) -> Generator[Ask, Any, Any]:
         seen.append(ask)
         told = yield ask
         if overwrites and isinstance(ask, Mean):
-            told = ask.tensor.copy_(told)
+            return ask.tensor.copy_(told)
+        return told
+
+    return through(flow, answer)
