@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from shoal.errors import FaultError, UsageError
 from shoal.runtime import alarm
+from shoal.runtime import join as joining
 from shoal.runtime.join import World, agree_layout, join, leave
 from shoal.runtime.launcher import interfaces
 from shoal.runtime.launcher.contract import read_seat, read_seconds
@@ -26,6 +27,8 @@ MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
+    while joining._joined:  # by a test before, which may leave that to the end of the process
+        leave(joining._joined[-1])
 
 
 def test_alone_there_is_one_worker_and_no_process_group() -> None:
