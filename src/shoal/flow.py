@@ -107,12 +107,18 @@ Ask: TypeAlias = "Mean | Scatter | Spread | Gather | Rows | Fold | Pair | Push |
 class Agreed(NamedTuple):
     """What a flow ends with: what all said, what my own message said after loss, what to keep.
 
-    Who loses nothing need not keep ``mine`` apart from a tensor that the wire overwrites.
+    Who loses nothing need not keep ``own`` apart from a tensor that the wire overwrites. Few ever
+    ask for it, so where it takes a pass over all numbers it is a function that makes it.
     """
 
     mean: Tensor
-    mine: Tensor
+    own: Tensor | Callable[[], Tensor]
     state: Any
+
+    @property
+    def mine(self) -> Tensor:
+        """What my own message said."""
+        return self.own if isinstance(self.own, Tensor) else self.own()
 
 
 Result = TypeVar("Result")

@@ -91,7 +91,7 @@ def take_part(workers: int) -> list[list[tuple[Any, Any]]]:
         flows = [gtopk(0.1).flow(v, s, round) for v, s in zip(given, states, strict=True)]
         ends = drive(together(flows), lambda ask: wire.ask(ask).wait())
         states = [end.state for end in ends]
-        told.append([(end.mean, end.state[0]) for end in ends])
+        told.append([(end.mean, end.state[0].clone()) for end in ends])
     given = values(me, workers, 0)
     mixed = [cast().flow(given[0], None, 0), gtopk(0.1).flow(given[2], states[2], 0)]
     drive(together(mixed), lambda ask: wire.ask(ask).wait())
@@ -115,7 +115,7 @@ def expected(workers: int) -> list[list[list[tuple[Tensor, Tensor]]]]:
         ]
         ends = lockstep(flows)
         states = [[end.state for end in mine] for mine in ends]
-        told.append([[(end.mean, end.state[0]) for end in mine] for mine in ends])
+        told.append([[(end.mean, end.state[0].clone()) for end in mine] for mine in ends])
     return told
 
 

@@ -14,8 +14,11 @@ import functools
 import torch
 from torch import Tensor
 
+from shoal.axes.compression.pieces import pieces
+
 WORDS = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # by width: as many codes as fill a byte
 WIDEST = 8
+WORDS_AT_ONCE = 8192
 
 
 def nbytes(count: int, width: int) -> int:
@@ -65,8 +68,10 @@ def _pack(codes: Tensor, width: int) -> Tensor:
     top = 8 * (each - 1)
     # Code i stands at bit 8 i and is wanted at bit top + width i. No two products overlap.
     shifts = sum(1 << (top - (8 - width) * i) for i in range(each))
-    placed: Tensor = (words * shifts) >> top
-    return placed.to(torch.uint8)
+    packed = codes.new_empty(words.numel())
+    for piece in pieces(words.numel(), size=WORDS_AT_ONCE):
+        packed[piece] = (words[piece] * shifts) >> top
+    return packed
 
 
 def _unpack(packed: Tensor, width: int) -> Tensor:

@@ -59,9 +59,9 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
         if exact or (Trait.SUMS in member.traits and Trait.SUMS not in traits):
             value = value._replace(tensor=given.clone())  # nobody expects a wire to write here
         held = state[1] if shows(member) else state
-        mean, mine, held = yield from member.flow(value, held, round)
+        mean, own, held = yield from member.flow(value, held, round)
         kept = (state[0], held) if shows(member) else held
-        return Agreed(mean, given if exact else mine, kept)
+        return Agreed(mean, given if exact else own, kept)
 
     def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
         decode = chosen(into).add

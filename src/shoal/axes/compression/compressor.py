@@ -59,7 +59,8 @@ class Compressor:
         name: what one types.
         traits: facts about it.
         init: state of a parameter before the first round.
-        flow: ``(value, state, round)`` -> asks, then ``Agreed``.
+        flow: ``(value, state, round)`` -> asks, then ``Agreed``; it takes the state over, and may
+            write the next one into the same tensors.
         add: how whoever receives a ONE_SHOT message adds it up.
         feedback: what ``error_feedback`` makes of it, where it knows better than to be wrapped.
         gamma: share of the way that a model goes to what its neighbours say.
@@ -79,13 +80,17 @@ class Compressor:
         return self.name
 
 
-def told(
+def gathered(
     value: Value, parts: tuple[Tensor, ...], add: Add
-) -> Generator[Ask, Any, tuple[Tensor, Tensor]]:
-    """Send a message: what all say together, and what mine alone says."""
+) -> Generator[Ask, Any, tuple[Tensor, Callable[[], Tensor]]]:
+    """Send a message: what all say together, and, for who asks, what mine alone says."""
     mean = yield Gather(parts, add, like=value.tensor)
-    mine = torch.zeros_like(value.tensor)
-    add(parts, mine, 1.0)
+
+    def mine() -> Tensor:
+        whole = torch.zeros_like(value.tensor)
+        add(parts, whole, 1.0)
+        return whole
+
     return mean, mine
 
 

@@ -58,10 +58,10 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
         x_hat, s, held = state  # my public copy; the weighted sum of all copies I see
         change = value.tensor - x_hat
         opened = inner.flow(value.with_tensor(change), held, round)
-        mean, q, held = yield from _unrounded(opened, change.dtype)
-        x_hat, s = x_hat + q, s + mean
+        end = yield from _unrounded(opened, change.dtype)
+        x_hat, s = x_hat + end.mine, s + end.mean
         like = value.tensor.dtype
-        return Agreed(s.to(like), x_hat.to(like), (x_hat, s, held))
+        return Agreed(s.to(like), x_hat.to(like), (x_hat, s, end.state))
 
     traits = (inner.traits & Trait.SLICEABLE) | Trait.TRACKS
     typed = "" if gamma is None else f", {repr(float(gamma)).removesuffix('.0')}"

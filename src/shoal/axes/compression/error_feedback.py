@@ -43,8 +43,9 @@ def error_feedback(inner: Compressor) -> Compressor:
         residual, held = state
         wanted = value.tensor + residual
         opened = inner.flow(value.with_tensor(wanted), held, round)
-        (mean, mine, held), kept = yield from keeping(opened, wanted)
-        return Agreed(mean, mine, (kept - mine, held))
+        end, kept = yield from keeping(opened, wanted)
+        mine = end.mine
+        return Agreed(end.mean, mine, (kept - mine, end.state))
 
     traits = (inner.traits | Trait.CONSERVING) & ~(Trait.ELEMENTWISE | Trait.UNBIASED)
     return Compressor(f"error_feedback({inner.name})", traits, flow, init, inner.add)

@@ -15,7 +15,7 @@ def exact() -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         mean = yield Mean(value.tensor)
-        return Agreed(mean, mine=value.tensor, state=None)
+        return Agreed(mean, own=value.tensor, state=None)
 
     traits = Trait.LOSSLESS | Trait.UNBIASED | Trait.SLICEABLE | Trait.ELEMENTWISE
     return Compressor("exact", traits | Trait.ONE_SHOT | Trait.SUMS, flow, add=add_dense)

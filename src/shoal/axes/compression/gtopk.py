@@ -57,7 +57,7 @@ def gtopk(ratio: float) -> Compressor:
             add_at(taken_back, amount, mine, -1.0)
         mean = torch.zeros_like(value.tensor)
         add_at(places(told.parts, numel), told.parts[1], mean, 1 / told.workers)
-        return Agreed(mean, mine, (wanted - mine,))
+        return Agreed(mean, mine, (wanted.sub_(mine),))
 
     traits = Trait.MERGES | Trait.CONSERVING | Trait.SLICEABLE
     return Compressor(f"gtopk({typed(ratio)})", traits, flow, init)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, told
+from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.pieces import add_pieces, blocks, factor, of_blocks, pieces, wide
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
@@ -37,7 +37,7 @@ def int8(block: int = 256) -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         parts = encode(value.tensor.reshape(-1))
-        mean, mine = yield from told(value, parts, add)
+        mean, mine = yield from gathered(value, parts, add)
         return Agreed(mean, mine, state=None)
 
     def encode(flat: Tensor) -> tuple[Tensor, ...]:

@@ -48,8 +48,8 @@ def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
         u = value.tensor + u * momentum
         held = tuple(kept) if conserving else kept[0]
         opened = inner.flow(value.with_tensor(u), held, round)
-        (mean, mine, held), u = yield from keeping(opened, u)
-        return Agreed(mean, mine, (*(held if conserving else (held,)), u))
+        (mean, own, held), u = yield from keeping(opened, u)
+        return Agreed(mean, own, (*(held if conserving else (held,)), u))
 
     told = "" if momentum == 0.9 else f", {typed(momentum)}"
     traits = (inner.traits | Trait.MOMENTUM) & ~(Trait.ELEMENTWISE | Trait.UNBIASED)

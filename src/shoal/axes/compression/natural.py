@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.chance import generator, integers
-from shoal.axes.compression.compressor import Compressor, Trait, Value, told
+from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.pieces import add_pieces, pieces
 from shoal.flow import Agreed, Flow
 
@@ -32,7 +32,7 @@ def natural() -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         parts = encode(value, round)
-        mean, mine = yield from told(value, parts, add)
+        mean, mine = yield from gathered(value, parts, add)
         return Agreed(mean, mine, state=None)
 
     traits = Trait.UNBIASED | Trait.CONTRACTIVE | Trait.SLICEABLE | Trait.ONE_SHOT

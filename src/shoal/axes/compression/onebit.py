@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.compressor import Compressor, Trait, Value, told
+from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.pieces import add_pieces, of_blocks, pieces, wide
+from shoal.axes.compression.sparse import plus, zeros
 from shoal.flow import Agreed, Flow
 
 SHORTEST = 64  # numbers of a column; its two means weigh as much as the bits of so many
@@ -30,13 +31,14 @@ def onebit() -> Compressor:
     """
 
     def init(value: Value) -> tuple[Tensor]:
-        return (torch.zeros_like(value.tensor),)
+        return (zeros(value.tensor),)
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
-        wanted = value.tensor + state[0]  # v = g + e
-        parts = encode(wanted.reshape(-1), columns(wanted))
-        mean, mine = yield from told(value, parts, add)
-        return Agreed(mean, mine, (wanted.sub_(mine),))
+        wanted, row = plus(value.tensor, state[0])  # v = g + e
+        parts = encode(row, columns(wanted))
+        mean, mine = yield from gathered(value, parts, add)
+        add(parts, wanted, -1.0)
+        return Agreed(mean, mine, (wanted,))
 
     traits = Trait.CONTRACTIVE | Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
     return Compressor("onebit", traits, flow, init, add, width=1)

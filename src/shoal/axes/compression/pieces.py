@@ -11,9 +11,9 @@ from torch.nn.functional import pad
 PIECE = 65536  # numbers: 256 KiB as float32, half of a common second-level cache
 
 
-def pieces(count: int, block: int = 1) -> Iterator[slice]:
+def pieces(count: int, block: int = 1, *, size: int = PIECE) -> Iterator[slice]:
     """Slices of so many numbers, in order; each but the last holds whole blocks."""
-    size = max(1, PIECE // block) * block
+    size = max(1, size // block) * block
     for start in range(0, count, size):
         yield slice(start, min(count, start + size))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.chance import generator, rounded
-from shoal.axes.compression.compressor import Compressor, Trait, Value, told
+from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.pieces import add_pieces, blocks, factor, of_blocks, pieces, wide
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
@@ -40,7 +40,7 @@ def qsgd(levels: int = 16) -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         parts = encode(value, round)
-        mean, mine = yield from told(value, parts, add)
+        mean, mine = yield from gathered(value, parts, add)
         return Agreed(mean, mine, state=None)
 
     def encode(value: Value, round: int) -> tuple[Tensor, ...]:

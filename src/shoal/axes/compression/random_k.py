@@ -12,7 +12,7 @@ References:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -86,7 +86,9 @@ def drawn(k: int, numel: int, told: str) -> Tensor:
     return found[chosen]
 
 
-def _sum(values: Tensor, where: Tensor, like: Tensor) -> Generator[Ask, Any, tuple[Tensor, Tensor]]:
-    mine = spread(where, values, like)
+def _sum(
+    values: Tensor, where: Tensor, like: Tensor
+) -> Generator[Ask, Any, tuple[Tensor, Callable[[], Tensor]]]:
+    mine = values.clone()  # the wire may write over the others
     total = yield Mean(values)
-    return spread(where, total, like), mine
+    return spread(where, total, like), lambda: spread(where, mine, like)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.compressor import Compressor, Trait, Value, nothing, told
+from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered, nothing
 from shoal.axes.compression.pieces import add_pieces, wide
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
@@ -42,7 +42,7 @@ def sign(momentum: float = 0.0) -> Compressor:
     def flow(value: Value, state: Tensor | None, round: int) -> Flow:
         m = value.tensor if state is None else state.lerp(value.tensor, 1 - momentum)
         parts = encode(m.reshape(-1), round)
-        votes, mine = yield from told(value, parts, add)
+        votes, mine = yield from gathered(value, parts, add)
         agreed = votes.sign().add_(votes, alpha=0)  # the sign of NaN is 0, and it must be seen
         return Agreed(agreed, mine, None if state is None else m)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -74,16 +74,20 @@ def spread(where: Tensor, values: Tensor, like: Tensor) -> Tensor:
     return whole
 
 
-def send(where: Tensor, values: Tensor, like: Tensor) -> Generator[Ask, Any, tuple[Tensor, Tensor]]:
-    """Ask for the mean of what all workers send; it, and what I sent, shaped as ``like``."""
-    mine = spread(where, values, like)
+def send(
+    where: Tensor, values: Tensor, like: Tensor
+) -> Generator[Ask, Any, tuple[Tensor, Callable[[], Tensor]]]:
+    """Ask for the mean of what all workers send; it, and how to find what I sent."""
     mean = yield Gather(message(where, values, like.numel()), add, like)  # places differ: no sum
-    return mean, mine
+    return mean, lambda: spread(where, values, like)
 
 
 def plus(tensor: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Both added up in memory of their own, shaped and as one row."""
-    wanted = torch.add(tensor, residual).contiguous()
+    """Both added up in the residual's memory, shaped and as one row.
+
+    New memory every round would cost more than the sum: the system hands it out page by page.
+    """
+    wanted = residual.contiguous().add_(tensor)
     return wanted, wanted.view(-1)
 
 

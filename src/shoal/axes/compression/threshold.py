@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.indices import decode, encode
 from shoal.axes.compression.largest import largest
 from shoal.axes.compression.sparse import (
@@ -21,12 +21,11 @@ from shoal.axes.compression.sparse import (
     check_ratio,
     plus,
     share,
-    spread,
     typed,
     zeros,
 )
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Gather
+from shoal.flow import Agreed, Flow
 
 
 def threshold(tau: float, ratio: float = 0.01) -> Compressor:
@@ -62,9 +61,8 @@ def threshold(tau: float, ratio: float = 0.01) -> Compressor:
         where = largest(row, share(ratio, row.numel()))
         sums = row[where]
         signs = torch.where(sums.abs() >= tau, sums.sign(), torch.zeros_like(sums))
-        mine = spread(where, signs * tau, value.tensor)
         parts = (encode(where, row.numel()), pack_signs(signs))
-        mean = yield Gather(parts, add, like=value.tensor)
+        mean, mine = yield from gathered(value, parts, add)
         row.index_add_(0, where, signs * tau, alpha=-1)
         return Agreed(mean, mine, (wanted,))
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.compressor import Compressor, Trait, Value, told
+from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.pieces import add_pieces, pieces, wide
+from shoal.axes.compression.sparse import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 
@@ -36,13 +37,14 @@ def twobit(threshold: float) -> Compressor:
         raise BadArgument(f"twobit({threshold})", "threshold must be > 0, for example twobit(0.01)")
 
     def init(value: Value) -> tuple[Tensor]:
-        return (torch.zeros_like(value.tensor),)
+        return (zeros(value.tensor),)
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
-        wanted = value.tensor + state[0]
-        parts = encode(wanted.reshape(-1), threshold)
-        mean, mine = yield from told(value, parts, add)
-        return Agreed(mean, mine, (wanted.sub_(mine),))
+        wanted, row = plus(value.tensor, state[0])
+        parts = encode(row, threshold)
+        mean, mine = yield from gathered(value, parts, add)
+        add(parts, wanted, -1.0)
+        return Agreed(mean, mine, (wanted,))
 
     traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
     typed = repr(float(threshold)).removesuffix(".0")

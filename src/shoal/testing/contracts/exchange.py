@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -81,8 +82,11 @@ def exchange(
     round: int = 0,
     overwrites: bool = False,
 ) -> Round:
-    """Run one round; with ``overwrites`` the wire puts answers where questions were."""
-    held = starts(compressor, gradients) if states is None else states
+    """Run one round; with ``overwrites`` the wire puts answers where questions were.
+
+    Flows are given copies of ``states``: they may write into what they are given.
+    """
+    held = starts(compressor, gradients) if states is None else copy.deepcopy(states)
     asks: list[list[Ask]] = [[] for _ in gradients]
     flows = [
         _watched(compressor.flow(Value(g, "weight"), state, round), seen, overwrites)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.flow import Agreed
+
 
 def require(holds: bool, *told: object) -> None:
     """Raise unless the law holds; what is told is put together only then."""
@@ -27,6 +29,8 @@ def same(a: object, b: object) -> bool:
     """Whether two states are the same to the last bit: tensors, numbers, and what holds them."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Agreed) and isinstance(b, Agreed):
+        return same((a.mean, a.mine, a.state), (b.mean, b.mine, b.state))
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
