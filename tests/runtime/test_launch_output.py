@@ -17,6 +17,7 @@ from shoal.runtime.launcher.failure import Failure, leave_for_launcher, read_err
 from shoal.runtime.launcher.output import CHUNK_NBYTES, Line
 from shoal.runtime.launcher.report import Death, describe, oom_kills, read_death, signal_name
 from shoal.runtime.launcher.workers import Worker, _others, clear_group, spawn
+from shoal.strategy import parse
 
 
 def lines(*chunks: bytes, colour: int | None = None) -> bytes:
@@ -76,6 +77,25 @@ def test_the_cause_comes_before_its_consequences(tmp_path: Path) -> None:
         "then rank 0: exit code 1 (PeerLost: rank 1 failed)",
         "then rank 2: stopped by the launcher (SIGTERM)",
     ]
+
+
+def test_what_all_say_is_said_once(tmp_path: Path) -> None:
+    deaths = [
+        Death(worker(tmp_path, rank, 1), raised(rank, UsageError("no such name"), rank))
+        for rank in range(3)
+    ]
+    text = describe(deaths, None).splitlines()
+    assert text[1:] == ["Traceback no such name", "the same on rank 1, rank 2"]
+
+
+def test_what_the_script_asked_wrongly_is_shown_at_its_own_line() -> None:
+    try:
+        parse("no_such_technique")
+    except UsageError as error:
+        told = Failure.of(0, error).traceback
+    assert f'File "{__file__}"' in told
+    assert 'parse("no_such_technique")' in told
+    assert "strategy.py" not in told
 
 
 def test_a_silent_worker_shows_the_end_of_its_log(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
-from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost, ShoalError
+from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.runtime.launcher.contract import ERROR_FILE
 
 TAIL_LINES = 60
+PACKAGE = str(Path(__file__).parents[2])
 CONSEQUENCES: dict[str, type[ShoalError]] = {
     kind.__name__: kind for kind in (PeerLost, ExchangeTimeout, LayoutMismatch)
 }
@@ -33,7 +35,8 @@ class Failure:
     @classmethod
     def of(cls, rank: int, error: BaseException) -> Failure:
         """The failure an exception makes."""
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        lines = _own_lines(error) if isinstance(error, UsageError) else []
+        lines = lines or traceback.format_exception(type(error), error, error.__traceback__)
         tail = "".join(lines).splitlines()[-TAIL_LINES:]
         code = error.exit_code if isinstance(error, ShoalError) else 1
         return cls(rank, type(error).__name__, str(error), "\n".join(tail), code, time.monotonic())
@@ -52,12 +55,25 @@ class Failure:
         """Whether it only says that somebody else failed."""
         return self.type in CONSEQUENCES
 
+    def says_as(self, other: Failure | None) -> bool:
+        """Whether another worker says the very same."""
+        return other is not None and (self.type, self.message) == (other.type, other.message)
+
     def as_error(self) -> ShoalError:
         """What the other ranks raise; a consequence is passed on, not wrapped again."""
         if self.is_consequence:
             return CONSEQUENCES[self.type](self.message)
         verb = "failed: " if self.traceback else ""  # else the launcher's word: died, ended
         return PeerLost(f"rank {self.rank} {verb}{self.type}: {self.message}")
+
+
+def _own_lines(error: BaseException) -> list[str]:
+    """Which line of the script asked for what will not do; none if only ours are known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    script = list(takewhile(lambda frame: not frame.filename.startswith(PACKAGE), frames))
+    if not script:
+        return []
+    return [*traceback.format_list(script), *traceback.format_exception_only(error)]
 
 
 def leave_for_launcher(failure: Failure) -> bool:

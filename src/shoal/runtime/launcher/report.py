@@ -65,14 +65,18 @@ def read_death(worker: Worker, *, out_of_memory: bool) -> Death:
 
 
 def describe(deaths: Sequence[Death], log: Path | None) -> str:
-    """The first failure in full, the others in a line each."""
+    """The first failure in full, the others in a line each, those that say the same in one."""
     first, *others = sorted(deaths, key=lambda death: death.order)
     lines = [f"{first.worker.name} failed first: {first.how}"]
     if first.told is not None:
         lines += [first.told.traceback]
     elif log is not None and log.exists():
         lines += tail(log)
-    for death in others:
+    same = [death for death in others if first.told and first.told.says_as(death.told)]
+    if same:
+        names = ", ".join(death.worker.name for death in same)
+        lines.append(f"the same on {names}")
+    for death in (death for death in others if death not in same):
         why = f" ({death.told.type}: {death.told.message})" if death.told else ""
         lines.append(f"then {death.worker.name}: {death.how}{why}")
     return "\n".join(lines)
