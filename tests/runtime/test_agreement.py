@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from torch import Tensor
 from shoal.axes import AXES
 from shoal.axes.compression import Compressor, Trait, cast, error_feedback, exact, powersgd, topk
 from shoal.axes.scheduling import Schedule, dear, fifo, priority, wfbp
+from shoal.flow import Ask
 from shoal.runtime.agreement import Agreement, typical
 from shoal.runtime.flats import Flats
 from shoal.testing.contracts import make, samples
+from shoal.testing.contracts.require import same
 from shoal.testing.lockstep import lockstep
 
 SHAPES = {"embed": (9, 4), "w": (6, 7), "b": (7,), "scale": (), "none": (0, 3)}
@@ -174,3 +178,29 @@ def test_powersgd_asks_twice_for_a_whole_bucket() -> None:
 
 def test_a_longer_message_takes_longer() -> None:
     assert typical(0) < typical(1000) < typical(10**9)
+
+
+def without_end(agreement: Agreement) -> Generator[Ask, Any, None]:
+    """A round that will be forgotten."""
+    for index in range(len(agreement.tasks)):
+        yield from agreement.flow(index)
+
+
+@each_compressor
+def test_a_round_that_is_forgotten_leaves_no_trace(compressor: Compressor) -> None:
+    disturbed, calm = (team(wfbp(200), compressor) for _ in range(2))
+    for seed in range(4):
+        for agreements in (disturbed, calm):
+            fill(agreements, seed)
+            agree(agreements)
+        fill(disturbed, 99)
+        disturbed[0].flats.places["w"].view[0, 0] = float("nan")
+        lockstep([without_end(agreement) for agreement in disturbed])
+        for agreement in disturbed:
+            agreement.revert()
+    fill(disturbed, 4)
+    fill(calm, 4)
+    agree(disturbed)
+    agree(calm)
+    for one, other in zip(disturbed, calm, strict=True):
+        assert same(numbers(one), numbers(other))

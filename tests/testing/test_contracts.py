@@ -54,14 +54,18 @@ def twice(value: Value, state: None, round: int) -> Flow:
     return Agreed((yield Mean(value.tensor.clone())), value.tensor.clone(), None)
 
 
-def greedy(value: Value, state: None, round: int) -> Flow:
-    mean = yield Mean(value.tensor.clone())
-    return Agreed(mean, value.tensor.add_(1), None)
+def greedy(value: Value, state: Tensor, round: int) -> Flow:
+    state += 1
+    return Agreed((yield Mean(value.tensor.clone())), value.tensor.clone(), state)
 
 
 def flattened(value: Value, state: None, round: int) -> Flow:
     mean = yield Mean(value.tensor.flatten().clone())
     return Agreed(mean, value.tensor.flatten(), None)
+
+
+def count(value: Value) -> Tensor:
+    return torch.zeros(1)
 
 
 class Opaque:
@@ -82,7 +86,7 @@ BROKEN: dict[str, Compressor] = {
     "the_same_again_gives_the_same": compressor(
         lambda g, s, r: g * torch.rand((), generator=chance, dtype=torch.float64).to(g.dtype)
     ),
-    "what_was_given_is_left_alone": Compressor("greedy", Trait.NONE, greedy),
+    "what_was_given_is_left_alone": Compressor("greedy", Trait.NONE, greedy, count),
     "state_survives_saving": compressor(lambda g, s, r: g.clone(), init=lambda v: Opaque()),
     "all_workers_send_as_much": compressor(
         lambda g, s, r: g.clone() if g.sum() > 0 else g.double().to(torch.float64)

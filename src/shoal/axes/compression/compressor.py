@@ -59,8 +59,8 @@ class Compressor:
         name: what one types.
         traits: facts about it.
         init: state of a parameter before the first round.
-        flow: ``(value, state, round)`` -> asks, then ``Agreed``; it takes the state over, and may
-            write the next one into the same tensors.
+        flow: ``(value, state, round)`` -> asks, then ``Agreed``. The state given stays as it is;
+            that of the round before is nobody's any more, and its memory may be written to.
         add: how whoever receives a ONE_SHOT message adds it up.
         feedback: what ``error_feedback`` makes of it, where it knows better than to be wrapped.
         gamma: share of the way that a model goes to what its neighbours say.

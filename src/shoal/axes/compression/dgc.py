@@ -58,7 +58,7 @@ def dgc(
 
     def flow(value: Value, state: tuple[Tensor, Tensor], round: int) -> Flow:
         v, u = state
-        u, us = plus(clipped(value.tensor, clip), u.mul_(momentum))
+        u, us = plus(clipped(value.tensor, clip), u, momentum)
         v, vs = plus(u, v)
         k = share(density(ratio, warmup, round), vs.numel())
         where, values = largest_entries(vs, k)

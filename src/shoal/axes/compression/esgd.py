@@ -50,7 +50,7 @@ def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
 
     def flow(value: Value, state: tuple[Tensor, Tensor, Tensor], round: int) -> Flow:
         v, u, hits = state
-        u, us = plus(value.tensor, u.mul_(momentum))
+        u, us = plus(value.tensor, u, momentum)
         v, vs = plus(u, v)
         where = important(vs, hits, share(ratio, vs.numel()))
         mean, mine = yield from send(where, vs[where], value.tensor)

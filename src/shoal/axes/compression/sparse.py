@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.axes.compression.indices import decode, encode
 from shoal.errors import BadArgument
 from shoal.flow import Ask, Gather
 
 Parts = tuple[Tensor, ...]
+_spares = WeakTensorKeyDictionary()
+"""A residual -> the one before it, whose memory is free once this one is asked for."""
 
 
 def check_ratio(call: str, ratio: object) -> None:
@@ -82,12 +85,16 @@ def send(
     return mean, lambda: spread(where, values, like)
 
 
-def plus(tensor: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Both added up in the residual's memory, shaped and as one row.
+def plus(tensor: Tensor, residual: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The tensor and a share of the residual, added up; shaped, and as one row.
 
-    New memory every round would cost more than the sum: the system hands it out page by page.
+    New memory every round would cost more than the sum, for the system hands it out page by page.
+    So the sum goes where the residual of the round before was: nobody goes back further.
     """
-    wanted = residual.contiguous().add_(tensor)
+    spare: Tensor | None = _spares.pop(residual, None)  # type: ignore[no-untyped-call]
+    fits = spare is not None and spare.shape == tensor.shape and spare.dtype == tensor.dtype
+    wanted = torch.add(tensor, residual, alpha=share, out=spare if fits else None).contiguous()
+    _spares[wanted] = residual
     return wanted, wanted.view(-1)
 
 

@@ -82,11 +82,8 @@ def exchange(
     round: int = 0,
     overwrites: bool = False,
 ) -> Round:
-    """Run one round; with ``overwrites`` the wire puts answers where questions were.
-
-    Flows are given copies of ``states``: they may write into what they are given.
-    """
-    held = starts(compressor, gradients) if states is None else copy.deepcopy(states)
+    """Run one round; with ``overwrites`` the wire puts answers where questions were."""
+    held = starts(compressor, gradients) if states is None else states
     asks: list[list[Ask]] = [[] for _ in gradients]
     flows = [
         _watched(compressor.flow(Value(g, "weight"), state, round), seen, overwrites)
@@ -96,15 +93,19 @@ def exchange(
 
 
 def rounds(
-    compressor: Compressor, case: Case, count: int = 3
+    compressor: Compressor, case: Case, count: int = 3, *, copies: bool = True
 ) -> Iterator[tuple[list[Tensor], Round]]:
-    """Several rounds on, each with the gradients that went in; wires of both kinds in turn."""
+    """Several rounds on, each with the gradients that went in; wires of both kinds in turn.
+
+    With ``copies`` each round has a state of its own, so that those of all may be looked at later;
+    without, it is handed on, as in training.
+    """
     states = starts(compressor, case.gradients())
     for round in range(count):
         gradients = case.gradients(round)
         given = [g.clone() for g in gradients]
         one = exchange(compressor, given, states=states, round=round, overwrites=round % 2 == 1)
-        states = one.states
+        states = copy.deepcopy(one.states) if copies else one.states
         yield gradients, one
 
 
