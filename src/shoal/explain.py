@@ -100,7 +100,9 @@ def _cut(s: Strategy, replicas: int) -> Iterator[str]:
 
 def _when(s: Strategy) -> str:
     if s.scheduling.early:
-        how = "in slices, first layers first; a layer's next forward starts when its own arrived"
+        where = ", which overtake others at every hop" if s.scheduling.queues else ""
+        how = f"in slices, first layers first{where}; "
+        how += "a layer's next forward starts when its own arrived"
     elif s.scheduling.overlaps:
         how = "while backward still computes earlier layers"
     else:
@@ -156,8 +158,12 @@ def _route(s: Strategy, replicas: int) -> str:
         return f"to {servers} server{'s' if servers > 1 else ''}, which never run the loop"
     if s.coordination.via == "peers":
         return "to neighbours only"
+    if Trait.MERGES in s.compression.traits and Trait.ONE_SHOT not in s.compression.traits:
+        return f"merged pairwise along a tree of all {replicas}"
     if Trait.SUMS not in s.compression.traits:
         return f"gathered from all {replicas}, for they cannot be summed"
+    if s.scheduling.queues and s.collectives.is_native:
+        return f"summed over all {replicas} by a tree, for {s.collectives} has no hops to queue at"
     return f"summed over all {replicas} by the route {s.collectives}"
 
 

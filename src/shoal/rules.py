@@ -152,15 +152,17 @@ def _merging_needs_a_tree(s: Strategy) -> Iterator[Conflict]:
 
 
 def _route_without_effect(s: Strategy) -> Iterator[Conflict]:
-    if s.collectives.is_native:
+    queued = s.scheduling.queues  # at the hops of a route, native's tree included
+    if s.collectives.is_native and not queued:
         return
+    what, plain = (s.scheduling, "priority, native") if queued else (s.collectives, "native")
     if s.coordination.via != "collective":
-        why, instead = "no collective runs, so a route has no effect", "native"
+        why, instead = "no collective runs, so a route has no effect, nor its hops", plain
     elif Trait.SUMS not in s.compression.traits:
-        why, instead = "a route carries sums, and this compressor gathers", "native, or cast"
+        why, instead = "a route carries sums, and this compressor gathers", f"{plain}, or cast"
     else:
         return
-    yield Conflict(f"{s.collectives} x {s.coordination}, {s.compression}", why, instead)
+    yield Conflict(f"{what} x {s.coordination}, {s.compression}", why, instead)
 
 
 def _route_serves_the_replicas_named(s: Strategy) -> Iterator[Conflict]:

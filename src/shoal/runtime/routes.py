@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.axes.collectives import Collective, Network
+from shoal.axes.collectives import Collective, Network, tree
 from shoal.wire.collective import Route
+from shoal.wire.hops import Path
 from shoal.wire.probe import probe
 from shoal.wire.route import legs, run_legs
 
@@ -30,6 +31,37 @@ def routed(collective: Collective, seat: Seat, group: Group) -> Route | None:
         return None
     mine = legs(collective.rounds(seat.workers), seat.worker)
     return partial(run_legs, mine=mine, chunks=collective.chunks(seat.workers), group=group)
+
+
+def paths(collective: Collective, seat: Seat, group: Group) -> Callable[[Tensor], Path]:
+    """Which legs sum a flat tensor by this route; a tree's where it has no hops of its own."""
+    choose = collective.choose
+    if choose is None:
+        path = _path(_with_hops(collective), seat)
+        return lambda tensor: path
+
+    def with_hops(nbytes: float, workers: int, network: Network) -> Collective:
+        return _with_hops(choose(nbytes, workers, network))
+
+    choice = Choice(with_hops, seat, group)
+    laid: dict[Collective, Path] = {}
+
+    def chosen(tensor: Tensor) -> Path:
+        route = choice.collective(tensor)
+        if route not in laid:
+            laid[route] = _path(route, seat)
+        return laid[route]
+
+    return chosen
+
+
+def _with_hops(collective: Collective) -> Collective:
+    return tree() if collective.is_native else collective
+
+
+def _path(collective: Collective, seat: Seat) -> Path:
+    rounds = collective.rounds(seat.workers) if collective.rounds is not None else ()
+    return Path(legs(rounds, seat.worker), collective.chunks(seat.workers))
 
 
 class Choice:
@@ -56,20 +88,24 @@ class Choice:
 
     def __call__(self, tensor: Tensor) -> None:
         """Sum a flat tensor over the group, in place."""
-        nbytes = tensor.numel() * tensor.element_size()
-        if nbytes not in self._routes:
-            self._routes[nbytes] = self._route(nbytes, tensor)
-        self._routes[nbytes](tensor)
+        chosen = self.collective(tensor)
+        if tensor.nbytes not in self._routes:
+            route = routed(chosen, self._seat, self._group) or partial(_native, group=self._group)
+            self._routes[tensor.nbytes] = route
+        self._routes[tensor.nbytes](tensor)
 
-    def _route(self, nbytes: int, tensor: Tensor) -> Route:
+    def collective(self, tensor: Tensor) -> Collective:
+        """The route for a tensor of that size, chosen when the first comes."""
+        nbytes = tensor.nbytes
+        if nbytes in self.chosen:
+            return self.chosen[nbytes]
         if self._network is None:
             message, native = probe(self._group, tensor.device)
             self._network = Network(message.cost, native.cost)
-        chosen = self._choose(nbytes, self._seat.workers, self._network)
-        self.chosen[nbytes] = chosen
+        chosen = self.chosen[nbytes] = self._choose(nbytes, self._seat.workers, self._network)
         if self._seat.worker == 0:
             _log.info("messages of %d bytes go by the route %s", nbytes, chosen)
-        return routed(chosen, self._seat, self._group) or partial(_native, group=self._group)
+        return chosen
 
 
 def _native(tensor: Tensor, group: Group) -> None:

@@ -123,7 +123,7 @@ def _run_leg(cut: Cut, leg: Leg, group: dist.ProcessGroup | None, tag: int) -> N
     for work in dist.batch_isend_irecv(ops) if ops else ():
         work.wait()
     for buffer, takes in arrivals:
-        _take_in(cut, buffer, takes)
+        take_in(cut, buffer, takes)
 
 
 def _place(cut: Cut, leg: Leg, takes: list[tuple[int, bool]]) -> Tensor | None:
@@ -135,7 +135,8 @@ def _place(cut: Cut, leg: Leg, takes: list[tuple[int, bool]]) -> Tensor | None:
     return cut.part(chunks[0], len(chunks))
 
 
-def _take_in(cut: Cut, buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
+def take_in(cut: Cut, buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
+    """Put a message's chunks, or add them, where they belong."""
     chunks = [chunk for chunk, _ in takes]
     if all(add for _, add in takes) and _side_by_side(chunks):
         cut.part(chunks[0], len(chunks)).add_(buffer)

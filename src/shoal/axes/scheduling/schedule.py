@@ -63,6 +63,8 @@ class Schedule:
         slices: whether a tensor may be cut.
         early: whether a layer's next forward may start before the step is over.
         scatters: whether sums are first scattered over ranks and gathered later.
+        queues: whether messages overtake each other at the hops of a route: of those that wait, the
+            one asked for last goes first, so the plan lists them from the least urgent on.
         measures: what the plan needs to know of the steps before, so that it is made anew as they
             tell: ``times`` of layers and messages, or ``changes`` of parameters.
         every: steps between such looks.
@@ -76,6 +78,7 @@ class Schedule:
     slices: bool = False
     early: bool = False
     scatters: bool = False
+    queues: bool = False
     measures: Literal["nothing", "times", "changes"] = "nothing"
     every: int = 5
     contenders: Contenders | None = field(default=None, compare=False)
