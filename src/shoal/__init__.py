@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         terngrad,
         threshold,
         topk,
+        tuned,
         twobit,
     )
     from shoal.axes.coordination import (
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         fused,
         magnitude,
         merged,
+        mlnet,
         priority,
         tictac,
         wfbp,
@@ -127,6 +129,7 @@ _HOMES = {
     "local": "shoal.axes.synchrony",
     "magnitude": "shoal.axes.scheduling",
     "merged": "shoal.axes.scheduling",
+    "mlnet": "shoal.axes.scheduling",
     "momentum_correction": "shoal.axes.compression",
     "native": "shoal.axes.collectives",
     "natural": "shoal.axes.compression",
@@ -149,6 +152,7 @@ _HOMES = {
     "threshold": "shoal.axes.compression",
     "tictac": "shoal.axes.scheduling",
     "topk": "shoal.axes.compression",
+    "tuned": "shoal.axes.compression",
     "train": "shoal.runtime.train",
     "tree": "shoal.axes.collectives",
     "twobit": "shoal.axes.compression",
@@ -192,6 +196,7 @@ __all__ = [
     "local",
     "magnitude",
     "merged",
+    "mlnet",
     "momentum_correction",
     "native",
     "natural",
@@ -216,6 +221,7 @@ __all__ = [
     "topk",
     "train",
     "tree",
+    "tuned",
     "twobit",
     "wfbp",
 ]

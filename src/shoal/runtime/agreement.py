@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.axes.compression import Compressor, Trait, Value
+from shoal.axes.compression.stopwatch import Stopwatch
 from shoal.axes.scheduling import Cost, Layer, Schedule, Task
 from shoal.errors import UsageError
 from shoal.flow import Ask, Flow, Gather, Mean, Scatter, Spread, alone, together
@@ -48,6 +49,7 @@ class Agreement:
         self._halves: dict[tuple[str, ...], tuple[Flow, Tensor]] = {}
         self.moves = False  # whether the places get what all said less what I said
         self.factors: Mapping[str, tuple[Tensor, Tensor]] = {}
+        self.stopwatch: Stopwatch | None = None  # for compressors that go by what rounds take
 
     @cached_property
     def tasks(self) -> tuple[Bound, ...]:
@@ -84,7 +86,9 @@ class Agreement:
             agreed = yield from self.compressor.flow(Value(task.whole), None, self.round)
             _put(agreed.mean, task.whole)
             return
-        ends = yield from together(self._open(task))
+        opened = together(self._open(task))
+        watch = self.stopwatch
+        ends = yield from opened if watch is None else watch.timed(opened, task.keys)
         for key, piece, agreed in zip(task.keys, task.pieces, ends, strict=True):
             self._before[key] = self.states[key]
             self.states[key] = agreed.state
@@ -142,13 +146,12 @@ class Agreement:
         return sent
 
     def _open(self, task: Bound) -> list[Flow]:
-        flows = []
-        for key, piece in zip(task.keys, task.pieces, strict=True):
-            value = Value(piece, key, self.factors.get(key))
-            if key not in self.states:
-                self._recut()
-            flows.append(self.compressor.flow(value, self.states[key], self.round))
-        return flows
+        if not all(key in self.states for key in task.keys):
+            self._recut()
+        pairs = zip(task.keys, task.pieces, strict=True)
+        values = [Value(piece, key, self.factors.get(key)) for key, piece in pairs]
+        told = values if self.stopwatch is None else self.stopwatch.told(values)
+        return [self.compressor.flow(v, self.states[v.name], self.round) for v in told]
 
     def _recut(self) -> None:
         """Memory that was kept for other messages, or that nobody has yet, in the cut of these."""

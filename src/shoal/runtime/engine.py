@@ -8,6 +8,7 @@ are there. Tasks are issued in plan order, so that every rank enters collectives
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -59,6 +60,8 @@ class Engine:
         self.line: Inline | Thread = Inline() if simple else Thread()
         # a second half needs the first; others wait while the next is on its way
         self._lag = None if simple else 0 if agreement.schedule.scatters else 1
+        if agreement.stopwatch is not None:
+            agreement.stopwatch.overlap()
         self._handles = [
             p.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
             for name, p in parameters.items()
@@ -187,19 +190,26 @@ class Engine:
 
     def settle(self) -> None:
         """Wait until every task is agreed."""
-        for index in range(len(self._open)):
-            self.line.submit(partial(self._finish, index))
-        self.line.join()
+        with self._standing():
+            for index in range(len(self._open)):
+                self.line.submit(partial(self._finish, index))
+            self.line.join()
         self._reset()
 
     def settle_some(self, names: tuple[str, ...]) -> None:
         """Wait until the tasks of these parameters are agreed, and no longer."""
         wanted = sorted({i for name in names for i in self._tasks_of[name]})
-        if self._lag is not None:
-            self.line.join(max((self._over[index] for index in wanted), default=0))
-            return
-        for index in wanted:
-            self._finish(index)
+        with self._standing():
+            if self._lag is not None:
+                self.line.join(max((self._over[index] for index in wanted), default=0))
+                return
+            for index in wanted:
+                self._finish(index)
+
+    def _standing(self) -> AbstractContextManager[None]:
+        """Inside, the step stands still for messages."""
+        watch = self.agreement.stopwatch
+        return nullcontext() if watch is None else watch.standing()
 
     def forget(self) -> None:
         """The step's tasks are all agreed: make ready for the next."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.axes.compression.stopwatch import Stopwatch
 from shoal.errors import UsageError
 from shoal.flow import Ask, drive
 from shoal.runtime.control import Absent, Asked, Table, Word, absent, tell
@@ -21,6 +22,7 @@ from shoal.runtime.factors import Factors, watch
 from shoal.runtime.line import Suspended
 from shoal.runtime.memory import allocator
 from shoal.runtime.modes import Mode, choose
+from shoal.runtime.modes.local import LocalMode
 from shoal.runtime.replanning import Replanning, engine
 from shoal.runtime.rows import agree_rows, looked_up
 from shoal.runtime.served_state import await_all, take_over
@@ -87,6 +89,9 @@ class Replica:
         asked = Strategy() if served and team.seat.workers == 1 else team.strategy
         memory = allocator(asked, team.group, workers=team.seat.workers)
         mode = choose(asked, self.parameters, team.seat, self.source.collect, allocate=memory)
+        agreement = mode.changes if isinstance(mode, LocalMode) else mode.gradients
+        if agreement is not None and agreement.compressor.timed:
+            agreement.stopwatch = Stopwatch(speaks=team.world.is_main)
         if team.seat.workers > 1 and mode.gradients is not None:
             mode.gradients.flats.buffers  # noqa: B018  all ranks take shared memory at one time
         if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:
@@ -261,6 +266,7 @@ class Replica:
         """Finish what is pending, so that parameters may be read."""
         if self.early is not None:
             self.early.drain()
+            self.early.engine.line.join()  # others' collectives come behind all that it issues
 
     def agreed(self) -> AbstractContextManager[nn.Module]:
         """Inside, the model is what all agree on: parameters where replicas differ, buffers too."""

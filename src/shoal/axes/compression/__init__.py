@@ -23,6 +23,7 @@ from shoal.axes.compression.sufficient_factors import sufficient_factors
 from shoal.axes.compression.terngrad import terngrad
 from shoal.axes.compression.threshold import threshold
 from shoal.axes.compression.topk import topk
+from shoal.axes.compression.tuned import tuned
 from shoal.axes.compression.twobit import twobit
 
 MEMBERS = (
@@ -49,6 +50,7 @@ MEMBERS = (
     difference,
     coded,
     sufficient_factors,
+    tuned,
 )
 
 __all__ = [
@@ -78,5 +80,6 @@ __all__ = [
     "terngrad",
     "threshold",
     "topk",
+    "tuned",
     "twobit",
 ]

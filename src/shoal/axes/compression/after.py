@@ -47,4 +47,6 @@ def after(steps: int, inner: Compressor) -> Compressor:
         decode(parts, into, weight)
 
     name = f"after({steps}, {inner.name})"
-    return Compressor(name, inner.traits, flow, inner.init, add, gamma=inner.gamma)
+    return Compressor(
+        name, inner.traits, flow, inner.init, add, gamma=inner.gamma, timed=inner.timed
+    )

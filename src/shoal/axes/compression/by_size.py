@@ -32,13 +32,7 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
     Example: ``by_size(256, exact, error_feedback(topk(0.25)))``,
     ``by_size(200, cast(bfloat16), powersgd(1))``.
     """
-    check_nbytes("by_size", threshold)
-    for member in (small, large):
-        if not isinstance(member, Compressor):
-            raise BadArgument(
-                f"by_size({nbytes_text(threshold)}, {small}, {large})",
-                "it takes two compressors, as in by_size(64KB, exact, topk(0.01))",
-            )
+    _refuse(threshold, small, large)
     traits = _traits(small, large)
 
     def chosen(tensor: Tensor) -> Compressor:
@@ -70,7 +64,18 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
         decode(parts, into, weight)
 
     name = f"by_size({nbytes_text(threshold)}, {small.name}, {large.name})"
-    return Compressor(name, traits, flow, init, add, gamma=min(small.gamma, large.gamma))
+    gamma, timed = min(small.gamma, large.gamma), small.timed or large.timed
+    return Compressor(name, traits, flow, init, add, gamma=gamma, timed=timed)
+
+
+def _refuse(threshold: int, *members: Compressor) -> None:
+    check_nbytes("by_size", threshold)
+    if not all(isinstance(member, Compressor) for member in members):
+        small, large = members
+        raise BadArgument(
+            f"by_size({nbytes_text(threshold)}, {small}, {large})",
+            "it takes two compressors, as in by_size(64KB, exact, topk(0.01))",
+        )
 
 
 def _traits(small: Compressor, large: Compressor) -> Trait:

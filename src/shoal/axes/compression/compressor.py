@@ -32,6 +32,15 @@ class Trait(Flag):
     FACTORS = auto()  # makes use of a linear layer's factors, where the gradient comes with them
 
 
+class Told(NamedTuple):
+    """What whoever runs a value's flow knows of the bucket in which it travels."""
+
+    bucket: int = 0  # a number for the tensors in it; 0: nobody knows
+    took: tuple[float, float] | None = None  # seconds of its last round: in flows, stood still
+    leads: bool = False  # whether this value speaks for all in it
+    label: str = ""  # what to call what it speaks for, on the worker that speaks for all
+
+
 class Value(NamedTuple):
     """A tensor to agree on, with its shape and the parameter it belongs to.
 
@@ -41,10 +50,11 @@ class Value(NamedTuple):
     tensor: Tensor
     name: str = ""
     factors: tuple[Tensor, Tensor] | None = None
+    told: Told = Told()
 
     def with_tensor(self, tensor: Tensor) -> Value:
-        """The same parameter, another content."""
-        return Value(tensor, self.name)
+        """The same parameter in the same bucket, another content."""
+        return Value(tensor, self.name, told=self.told)
 
 
 def nothing(value: Value) -> None:
@@ -65,6 +75,7 @@ class Compressor:
         feedback: what ``error_feedback`` makes of it, where it knows better than to be wrapped.
         gamma: share of the way that a model goes to what its neighbours say.
         width: bits of a code, where the message's first part is codes that ``bits`` packed.
+        timed: whether it goes by what rounds take (``Value.told``).
     """
 
     name: str
@@ -75,6 +86,7 @@ class Compressor:
     feedback: Compressor | None = field(compare=False, default=None)
     gamma: float = field(compare=False, default=1.0)
     width: int = field(compare=False, default=8)
+    timed: bool = field(compare=False, default=False)
 
     def __repr__(self) -> str:
         return self.name

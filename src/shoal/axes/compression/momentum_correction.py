@@ -54,7 +54,7 @@ def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
     told = "" if momentum == 0.9 else f", {typed(momentum)}"
     traits = (inner.traits | Trait.MOMENTUM) & ~(Trait.ELEMENTWISE | Trait.UNBIASED)
     name = f"momentum_correction({inner.name}{told})"
-    return Compressor(name, traits, flow, init, inner.add)
+    return Compressor(name, traits, flow, init, inner.add, timed=inner.timed)
 
 
 def _refuse(inner: Compressor) -> None:
