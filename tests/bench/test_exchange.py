@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 
 from shoal.axes.compression import error_feedback, exact, topk
 from shoal.bench import exchange, find
-from shoal.bench.exchange import codec, contenders, data, duel, formulas, judge, tasks
+from shoal.bench.exchange import codec, contenders, curves, data, formulas, judge, tasks
 from shoal.bench.exchange.contenders import DDP, EXACT, NULL, OUR_POWERSGD, POWERSGD
+from shoal.bench.exchange.formulas import Sent
 from shoal.bench.exchange.judge import Field, Run, Smooth
-from shoal.bench.exchange.places import Loopback, work
-from shoal.bench.suites import Settings, silent
+from shoal.bench.exchange.places import Loopback, WorkersFailed, work
+from shoal.bench.form import Report, Result
+from shoal.bench.suites import Settings, header, silent
 from shoal.errors import ShoalError, UsageError
 from shoal.strategy import parse
 
@@ -45,10 +48,10 @@ FIELD = field(
 
 
 def test_every_listed_strategy_is_one() -> None:
-    for text in (*contenders.STRATEGIES, *contenders.SLOW_STRATEGIES, *contenders.SCHEDULES):
+    for text in (*contenders.STRATEGIES, *contenders.SCHEDULES, *contenders.COUNTED):
         parse(text)
     assert set(contenders.SLOW_STRATEGIES) <= set(contenders.STRATEGIES)
-    assert set(exchange.QUICK) <= set(contenders.STRATEGIES)
+    assert set(exchange.QUICK) <= {EXACT, *contenders.STRATEGIES}
 
 
 def test_replicas_are_looked_at_only_when_they_are_equal() -> None:
@@ -120,35 +123,41 @@ def test_a_table_tells_who_did_not_reach_the_loss() -> None:
 
 
 SHAPES = [(64, 32), (64,)]
+ENTRIES = 64 * 32 + 64
+BSP = "all_reduce, bsp, wfbp, "
 
 
 @pytest.mark.parametrize(
     ("name", "nbytes"),
     [
-        (EXACT, 1.5 * 4 * (64 * 32 + 64)),
-        (LOCAL, 1.5 * 4 * (64 * 32 + 64) / 8),
+        (EXACT, 1.5 * 4 * ENTRIES),
+        (LOCAL, 1.5 * 4 * ENTRIES / 8),
         (OUR_POWERSGD, 1.5 * 4 * (4 * 96 + 64)),
-        ("all_reduce, bsp, wfbp, error_feedback(topk(0.01))", 3 * (4 * 20 + 20 + 9 + 4 + 2)),
+        (contenders.TOPK, 3 * (4 * 20 + 20 + 9 + 4 + 2)),
+        (BSP + "qsgd(16)", 3 * (ENTRIES * 6 / 8 + 4 * 4 + 4)),
+        (BSP + "onebit", 3 * (ENTRIES / 8 + 8 + 8)),
+        (BSP + "natural", 3 * ENTRIES * 9 / 8),
+        (BSP + "random_k(0.01)", 1.5 * 4 * (20 + 1)),
+        (BSP + "gtopk(0.01)", 1.5 * (4 * 20 + 20 + 9 + 4 + 2)),
+        (BSP + "sufficient_factors", 1.5 * 4 * ENTRIES),  # 32 pairs are more than the matrix
     ],
 )
 def test_formulas_give_the_bytes_one_computes_by_hand(name: str, nbytes: float) -> None:
     assert formulas.FORMULAS[name](SHAPES, 4) == pytest.approx(nbytes)
-    told, off = formulas.counted(
-        "x", [run(name, steps=2, seconds=1.0, nbytes=nbytes * 1.06)], SHAPES, 4
-    )
+    sent = Sent(name, nbytes * 1.06, nbytes * 1.5)
+    told, device, off = formulas.counted("x", [sent], SHAPES, 4)
     assert told.ratio == pytest.approx(1.06)
+    assert device.ratio == pytest.approx(1.5)
     assert off.holds is False
 
 
-def test_schedules_are_judged_only_where_there_is_something_to_overlap() -> None:
-    seconds = {
-        NULL: [0.5], duel.ALONE: [0.5], DDP: [1.0], contenders.SCHEDULES[1]: [0.95],
-        contenders.SCHEDULES[2]: [0.8], contenders.SCHEDULES[4]: [0.81],
-    }  # fmt: skip
-    bars = [(row.bar, row.holds) for row in duel.judge("mlp", seconds) if row.bar]
-    assert bars == [("<= 0.8696", True), ("<= 1.03", True)]
-    bound = {**seconds, NULL: [0.01]}
-    assert [row.bar for row in duel.judge("mlp", bound) if row.bar] == ["<= 1.03"]
+def test_factors_are_sent_where_they_are_smaller() -> None:
+    assert formulas.factors(4)([(64, 32)], 4) == 3 * 4 * 4 * 96
+
+
+def test_every_strategy_and_every_technique_with_a_fixed_size_has_a_formula() -> None:
+    named = {*contenders.STRATEGIES, *contenders.SLOW_STRATEGIES, *contenders.COUNTED}
+    assert named <= set(formulas.FORMULAS)
 
 
 def test_every_compressor_of_the_catalogue_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +263,9 @@ class Canned:
         child.stdin = None
         return [child]
 
+    def limit(self, rate: str) -> None:
+        """It has been what it was."""
+
 
 def test_what_rank_0_tells_is_progress_or_found() -> None:
     heard: list[str] = []
@@ -261,9 +273,86 @@ def test_what_rank_0_tells_is_progress_or_found() -> None:
     assert heard == ["x"]
 
 
-def test_a_worker_that_fails_is_not_a_measurement() -> None:
-    with pytest.raises(ShoalError, match="failed"):
-        work(Canned(code=1), {}, lambda _: None)
+def test_a_worker_that_fails_is_not_a_measurement_but_what_came_before_is() -> None:
+    with pytest.raises(WorkersFailed, match="failed") as failed:
+        work(Canned({"a": 1}, code=1), {}, lambda _: None)
+    assert failed.value.found == [{"a": 1}]
+
+
+def test_workers_that_hang_are_ended() -> None:
+    class Hanging(Canned):
+        def start(
+            self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
+        ) -> list[subprocess.Popen[str]]:
+            return [subprocess.Popen(["sleep", "60"], stdout=stdout, text=True)]
+
+    with pytest.raises(WorkersFailed, match="had not ended"):
+        work(Hanging(), {}, lambda _: None, seconds=0.2)
+
+
+def test_a_part_that_fails_is_a_row_that_says_why() -> None:
+    def part() -> Iterator[Result]:
+        yield Result("x", "time", 1.0, "s")
+        raise ShoalError("a long story\nthe end")
+
+    good, bad = exchange.guarded("mlp", part)
+    assert good.holds is None
+    assert (bad.case, bad.holds) == ("mlp: ShoalError: the end", False)
+
+
+def told(name: str) -> dict[str, Any]:
+    curve = [[0, 0.0, 2.0], [4, 1.0, 1.0]]
+    return {
+        "contender": name, "curve": curve, "target": 1.0, "reached": name != DDP,
+        "nbytes": 1.0, "device_nbytes": 1.0,
+    }  # fmt: skip
+
+
+FIRST = {"null_seconds": 0.1, "data": "data"}
+
+
+def test_a_race_that_breaks_off_counts_for_those_who_were_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "FOLDER", tmp_path)
+    fields: exchange.Fields = {}
+    place = Canned(FIRST, told(DDP), told(EXACT), code=1)
+    rows = list(exchange.fast(place, "tiny", Settings(quick=True), fields))
+    assert set(fields["tiny"][0].runs) == {DDP, EXACT}
+    lost = [row for row in rows if row.metric == "measured"]
+    assert len(lost) == len(exchange.QUICK) - 1
+    assert not any(row.holds for row in lost)
+
+
+def test_seeds_without_time_are_left_out_and_it_is_said() -> None:
+    place = Canned(FIRST, told(DDP), *map(told, FIELD.runs.keys() - {DDP}))
+    done: exchange.Fields = {"mlp": [FIELD]}
+    [row] = exchange.seeds(place, Settings(), (exchange.Clock(), done))
+    assert (row.value, row.holds) == (3, True)
+    [row] = exchange.seeds(place, Settings(), (exchange.Clock(1.0), {"mlp": [FIELD]}))
+    assert (row.value, row.holds) == (1, False)
+    assert "2 seeds left out for lack of time" in row.case
+
+
+def test_every_part_of_the_suite_has_its_turn() -> None:
+    names = [name for name, _ in exchange.parts(Canned(), Settings(), {})]
+    assert names[:4] == ["mlp, 1gbit", "gpt, 1gbit", "mlp, 100mbit", "gpt, 100mbit"]
+    assert len(names) == 4 + len(exchange.DUELS) + 3
+    quick = [name for name, _ in exchange.parts(Canned(), Settings(quick=True), {})]
+    assert quick == ["mlp, 1gbit", "compressors"]
+
+
+def test_pictures_of_a_report_go_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "FOLDER", tmp_path / "runs")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "exchange-old.svg").touch()
+    os.utime(tmp_path / "runs" / "exchange-old.svg", (0, 0))
+    begun = header("exchange", (0,))
+    path = curves.draw("mlp, 1gbit", FIELD)
+    text = path.read_text()
+    assert text.index(">local(8), fifo, exact: 16 s<") < text.index(">DDP<")
+    assert [p.name for p in curves.gather(Report(begun, ()), tmp_path)] == [path.name]
+    assert (tmp_path / path.name).is_file()
 
 
 @pytest.mark.gloo
@@ -273,20 +362,12 @@ def test_a_race_on_loopback_gives_every_row_and_a_picture(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(exchange, "QUICK", (EXACT, LOCAL))
     monkeypatch.setattr(exchange, "HOSTS", 2)
-    fields: list[Field] = []
+    fields: exchange.Fields = {}
     settings = Settings(quick=True, progress=silent)
-    rows = list(exchange.fast(Loopback(2), "tiny", settings, (exchange.Clock(), fields)))
-    assert fields[0].runs[EXACT].reached
-    assert fields[0].runs[EXACT].steps == exchange.QUICK_STEPS
-    assert {"time to DDP's loss", "share of communication", "bytes sent a step"} <= {
-        row.metric for row in rows
-    }
+    rows = list(exchange.fast(Loopback(2), "tiny", settings, fields))
+    [found] = fields["tiny"]
+    assert found.runs[EXACT].reached
+    assert found.runs[EXACT].steps == exchange.QUICK_STEPS
+    metrics = {row.metric for row in rows}
+    assert {"time to DDP's loss", "bytes sent a step", "bytes off the formula"} <= metrics
     assert (tmp_path / "shoal-runs" / "exchange-tiny-1gbit.svg").stat().st_size > 0
-
-
-@pytest.mark.gloo
-def test_schedules_take_turns_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = duel.Duel("tiny", contenders.SCHEDULES[:2], blocks=2, steps=1, warm_up=1)
-    monkeypatch.setattr(exchange, "Duel", lambda *_, **__: wanted)
-    rows = list(exchange.schedules(Loopback(2), "tiny", Settings()))
-    assert [row.against for row in rows[1:]] == [DDP, DDP]

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shoal.bench.plot import drawn, write_plot
+from shoal.bench.plot import drawn, write_map, write_plot
 from shoal.errors import BadArgument
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -105,3 +105,16 @@ def test_the_same_series_give_the_same_bytes() -> None:
 def test_what_cannot_be_drawn_is_refused(series: dict[str, list[tuple[float, float]]]) -> None:
     with pytest.raises(BadArgument, match="plot"):
         tree(series)
+
+
+def test_a_map_says_what_is_the_case_where_and_equal_cells_look_alike(tmp_path: Path) -> None:
+    path = tmp_path / "map.svg"
+    rows = {"2 ranks": {"4K": "ring", "1M": "tree\nor 2 more"}, "4 ranks": {"1M": "ring"}}
+    write_map(path, "who wins", ["4K", "1M"], rows)
+    root = ElementTree.parse(path).getroot()
+    assert {"who wins", "4K", "1M", "2 ranks", "4 ranks", "ring", "tree", "or 2 more"} <= set(
+        texts(root)
+    )
+    _, *cells = (rect.attrib["fill"] for rect in root.iter(f"{SVG}rect"))
+    assert len(cells) == 3
+    assert cells[0] == cells[2] != cells[1]

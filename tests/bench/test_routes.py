@@ -13,6 +13,8 @@ from shoal.bench.form import Report, Result
 from shoal.bench.routes import (
     BAR,
     FASTEST,
+    MANY,
+    MANY_SIZES,
     NATIVE,
     RANKS,
     ROUTES,
@@ -107,20 +109,28 @@ def test_each_route_is_told_where_it_serves_and_the_control_last() -> None:
     assert len(found) == len({(row.case, row.metric) for row in found})
 
 
-def test_a_plot_for_each_number_of_ranks_shows_every_route(tmp_path: Path) -> None:
+def test_plots_show_every_route_over_size_and_over_ranks_and_who_wins(tmp_path: Path) -> None:
     points = [point(nbytes, ranks) for ranks in RANKS for nbytes in SIZES]
+    points += [point(nbytes, MANY) for nbytes in MANY_SIZES]
     written = draw(report(*points), tmp_path / "new" / "plots")
-    assert [path.name for path in written] == ["routes-2-ranks.svg", "routes-4-ranks.svg"]
+    assert [path.name for path in written] == [
+        *(f"routes-{ranks}-ranks.svg" for ranks in (*RANKS, MANY)),
+        *(f"routes-{size}.svg" for size in ("4KB", "256KB", "4MB")),
+        "routes-winners.svg",
+    ]
     text = written[1].read_text(encoding="utf-8")
     assert all(f">{name}</text>" in text for name in (*ROUTES, FASTEST, NATIVE))
     assert "16777216, 2000" in text
+    winners = written[-1].read_text(encoding="utf-8")
+    assert winners.count(">native</text>") == len(points)
+    assert ">16MB</text>" in winners
 
 
 def test_a_report_read_back_gives_the_same_plots(tmp_path: Path) -> None:
     made = report(point(), point(16384))
-    [one] = draw(made, tmp_path / "a")
-    [other] = draw(Report.from_json(made.to_json()), tmp_path / "b")
-    assert one.read_bytes() == other.read_bytes()
+    ones = draw(made, tmp_path / "a")
+    others = draw(Report.from_json(made.to_json()), tmp_path / "b")
+    assert [one.read_bytes() for one in ones] == [other.read_bytes() for other in others]
 
 
 def test_quick_measures_fewer_sizes_with_as_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +149,8 @@ def test_quick_measures_fewer_sizes_with_as_many_blocks(monkeypatch: pytest.Monk
     asked.clear()
     list(routes.run(Settings()))
     assert [(ranks, nbytes) for ranks, nbytes, _ in asked] == [
-        (ranks, nbytes) for ranks in RANKS for nbytes in SIZES
+        *((ranks, nbytes) for ranks in RANKS for nbytes in SIZES),
+        *((MANY, nbytes) for nbytes in MANY_SIZES),
     ]
 
 

@@ -5,11 +5,17 @@ A new suite is one file and one line of ``SUITES``; it then shows in ``shoal ben
 
 from __future__ import annotations
 
-from shoal.bench import collectives, exchange, overhead, routes
+from shoal.bench import collectives, convergence, exchange, overhead, routes
 from shoal.bench.suites import Suite
 from shoal.errors import UnknownName
 
-SUITES: tuple[Suite, ...] = (overhead.SUITE, collectives.SUITE, routes.SUITE, exchange.SUITE)
+SUITES: tuple[Suite, ...] = (
+    overhead.SUITE,
+    collectives.SUITE,
+    routes.SUITE,
+    exchange.SUITE,
+    convergence.SUITE,
+)
 
 
 def find(name: str) -> Suite:

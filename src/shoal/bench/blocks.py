@@ -85,7 +85,7 @@ def time_blocks(plan: Plan, pipe: Connection, turn: int = 0) -> list[list[float]
         pipe: where to tell how many blocks are done.
         turn: which round it is, for the order in which contenders are built.
     """
-    _keep_memory()
+    keep_memory()
     names = (plan.subject, plan.peer, plan.peer)
     built = [(turn + i) % len(names) for i in range(len(names))]
     made, meet, leads = prepare(plan.workload, tuple(names[i] for i in built), plan.seed)
@@ -105,7 +105,7 @@ def time_blocks(plan: Plan, pipe: Connection, turn: int = 0) -> list[list[float]
     return seconds
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Tell glibc to give no memory back to the system while contenders share a process.
 
     Otherwise whoever comes after a large free pays the page faults of all: the CPU time of one

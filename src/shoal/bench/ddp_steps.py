@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -12,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.bench.blocks import slowest
+from shoal.bench.blocks import keep_memory, slowest
 from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import estimate, paired_ratios
+from shoal.bench.statistics import ORDERS, Timings, compare
 from shoal.bench.suites import Settings
 from shoal.models import gpt, mlp
 from shoal.testing.processes import run_workers
 
-_BLOCKS, _WARM_UP = 20, 3
+_BLOCKS, _WARM_UP = 48, 3
 _BARS = {"mlp of 25 M": "<= 0.75", "small gpt": "<= 1"}
 
 
@@ -40,37 +41,45 @@ _MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor]]] = {
 
 
 def steps(settings: Settings) -> Iterator[Result]:
-    """One row a model."""
+    """Two rows a model: against gloo, and gloo's twin against itself, the control."""
     for done, (name, bar) in enumerate(_BARS.items()):
         settings.progress(f"DDP: {name}", done, len(_BARS))
-        workers = run_workers(2, time_steps, name, _BLOCKS, seconds=600)
-        ours, gloo = (slowest([worker[kind] for worker in workers]) for kind in range(2))
-        ratio = estimate(paired_ratios(ours, gloo))
-        yield Result(
-            f"{name}, 2 workers",
-            "step time of DDP",
-            1e3 * median(ours),
-            "ms",
-            "DDP on gloo",
-            ratio.value,
-            ratio.interval,
-            bar,
-            Bar.parse(bar).met(ratio.value),
+        workers = run_workers(2, time_steps, name, _BLOCKS, seconds=900)
+        timings = Timings(*(slowest(found) for found in zip(*workers, strict=True)))
+        found, case = compare(timings), f"{name}, 2 workers"
+        seconds = median(timings.subject)
+        row = Result(case, "step time of DDP", 1e3 * seconds, "ms", "DDP on gloo", 1.0)
+        ratio, control = found.ratio, found.control
+        yield replace(
+            row,
+            ratio=ratio.value,
+            interval=ratio.interval,
+            bar=bar,
+            holds=found.holds(Bar.parse(bar)),
+        )
+        yield replace(
+            row,
+            case=f"{case}, A/A",
+            value=1e3 * median(timings.twin),
+            ratio=control.value,
+            interval=control.interval,
         )
 
 
 def time_steps(name: str, blocks: int) -> list[list[float]]:
-    """What a worker does: seconds a step on shoal, and on gloo."""
+    """What a worker does: seconds a step on shoal, on gloo, and on gloo again, block by block."""
     from shoal.wire.shm import register
 
+    keep_memory()
     register()
     dist.init_process_group("shoal")
-    contenders = [_contender(name, group) for group in (None, dist.new_group(backend="gloo"))]
+    groups = (None, dist.new_group(backend="gloo"), dist.new_group(backend="gloo"))
+    contenders = [_contender(name, group) for group in groups]
     for step in contenders * _WARM_UP:
         step()
-    seconds: list[list[float]] = [[], []]
+    seconds: list[list[float]] = [[] for _ in contenders]
     for block in range(blocks):
-        for which in (0, 1) if block % 2 == 0 else (1, 0):
+        for which in ORDERS[block % len(ORDERS)]:
             dist.barrier()
             begin = time.perf_counter()
             contenders[which]()

@@ -1,4 +1,5 @@
-"""Plots of measurements: lines over two logarithmic axes, as one SVG file that needs nothing else.
+"""Plots of measurements as one SVG file that needs nothing else: lines over two logarithmic axes,
+or a map of what is the case where.
 
 Times and sizes span decades, and who wins where is seen only when each factor of ten takes the same
 room. Any browser shows the file, and resting on a point tells its numbers. The same series give the
@@ -29,8 +30,8 @@ _COLOURS = (  # Okabe and Ito's, which colour-blind readers tell apart
     "#8C8C00",
 )
 _DASHES = ("", "7 3", "2 3")  # when colours run out
-_WIDTH, _LEFT, _TOP, _BOTTOM, _LEGEND = 880, 76, 44, 56, 250
-_LINE = 20  # pixels of one line of the legend
+_PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels to the right end of the plot, and around it
+_LINE, _LETTER = 20, 6.6  # pixels of one line of the legend, and of a letter at most, nearly
 _MOST_TICKS = 10
 
 
@@ -70,12 +71,11 @@ def drawn(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]) ->
     if wrong := [p for p in points if not all(0 < v < math.inf for v in p)]:
         raise BadArgument(f"plot {title!r}", f"{wrong[0]} does not fit on logarithmic axes")
     height = max(460, _TOP + _BOTTOM + _LINE * len(series))
-    across = _Axis(*_span(x for x, _ in points), _LEFT, _WIDTH - _LEGEND)
+    width = round(_PLOT + 60 + max(190, _LETTER * max(map(len, series))))
+    across = _Axis(*_span(x for x, _ in points), _LEFT, _PLOT)
     up = _Axis(*_span(y for _, y in points), height - _BOTTOM, _TOP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        *_page(width, height),
         _text(_LEFT, 24, title, extra='font-size="16"'),
         _text((across.start + across.end) / 2, height - 14, xlabel, anchor="middle"),
         _text(0, 0, ylabel, anchor="middle", extra=f'transform="{_sideways(up)}"'),
@@ -84,6 +84,56 @@ def drawn(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]) ->
     for index, (name, line) in enumerate(series.items()):
         parts += _line(index, name, sorted(line), (across, up))
     return "\n".join([*parts, "</svg>", ""])
+
+
+def write_map(
+    path: str | Path, title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Write a map of what is the case where: one cell a row and column.
+
+    Args:
+        path: of the SVG file; one that is there is replaced.
+        title: over the map.
+        columns: their names, from left to right.
+        rows: name -> what its cells say, by column; a cell that is not there stays empty, and those
+            whose first lines are equal are coloured alike.
+    """
+    said = [text.split("\n") for row in rows.values() for text in row.values()]
+    kinds = list(dict.fromkeys(text[0] for text in said))
+    lines = max(map(len, said), default=1)
+    cell = max(72, 12 + round(_LETTER * max((len(line) for t in said for line in t), default=1)))
+    high, left = 18 + 15 * lines, 16 + round(_LETTER * max(map(len, rows)))
+    width, height = left + cell * len(columns) + 16, _TOP + 26 + high * len(rows) + 10
+    parts = [*_page(width, height), _text(16, 24, title, extra='font-size="16"')]
+    for x, name in enumerate(columns):
+        parts.append(_text(left + cell * (x + 0.5), _TOP + 14, name, anchor="middle"))
+    for y, (name, row) in enumerate(rows.items()):
+        top = _TOP + 26 + high * y
+        parts.append(_text(left - 8, top + high / 2 + 4, name, anchor="end"))
+        for x, column in enumerate(columns):
+            if text := row.get(column):
+                place = (left + cell * x, top, cell, high)
+                kind = kinds.index(text.split("\n")[0])
+                parts += _cell(place, text, _COLOURS[kind % len(_COLOURS)])
+    replace_text(path, "\n".join([*parts, "</svg>", ""]))
+
+
+def _cell(place: tuple[float, float, float, float], text: str, colour: str) -> Iterator[str]:
+    left, top, width, height = place
+    size = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
+    yield f'<rect {size} fill="{colour}" fill-opacity="0.25" stroke="white" stroke-width="2"/>'
+    lines = text.split("\n")
+    first = top + height / 2 + 4 - 7.5 * (len(lines) - 1)
+    for number, line in enumerate(lines):
+        yield _text(left + width / 2, first + 15 * number, line, anchor="middle")
+
+
+def _page(width: int, height: int) -> tuple[str, str]:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    )
 
 
 def _sideways(up: _Axis) -> str:
@@ -144,7 +194,7 @@ def _line(index: int, name: str, line: Points, axes: tuple[_Axis, _Axis]) -> Ite
     for (x, y), (left, top) in zip(line, places, strict=True):
         told = f"<title>{escape(name)}: {x:.10g}, {y:.4g}</title>"
         yield f'<circle cx="{left:g}" cy="{top:g}" r="3" fill="{colour}">{told}</circle>'
-    left, top = _WIDTH - _LEGEND + 14, _TOP + 6 + _LINE * index
+    left, top = _PLOT + 14, _TOP + 6 + _LINE * index
     yield f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" {style}/>'
     yield _text(left + 32, top + 4, name)
 

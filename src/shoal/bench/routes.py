@@ -3,7 +3,8 @@
 For each number of ranks and size one set of workers holds every route, and they take turns block by
 block; neighbouring blocks have opposite orders, so that whoever ran before another runs after it. A
 block's time is the slowest rank's. Which route wins where is told in a table of its own, with every
-route that the noise does not tell apart from it.
+route that the noise does not tell apart from it, and drawn as a map. Eight ranks, where machines
+have fewer cores, are measured at a few sizes only.
 
 Bar: ``fastest``, which measures the network and then chooses, takes at most 1.1 times as long as
 torch's own. A twin of torch's own is the A/A control, whose half-width widens the bar; over
@@ -21,7 +22,7 @@ from statistics import median
 from shoal.bench.blocks import slowest
 from shoal.bench.collective_times import turns
 from shoal.bench.form import Bar, Report, Result
-from shoal.bench.plot import write_plot
+from shoal.bench.plot import write_map, write_plot
 from shoal.bench.statistics import MIN_BLOCKS, Estimate, estimate, paired_ratios, verdict
 from shoal.bench.suites import Settings, Suite
 from shoal.notation import nbytes_text
@@ -29,6 +30,7 @@ from shoal.testing.processes import run_workers
 
 SIZES = tuple(4096 * 4**i for i in range(7))  # 4 KB .. 16 MB
 RANKS = (2, 4)
+MANY, MANY_SIZES = 8, (SIZES[0], SIZES[3], SIZES[5])
 ROUTES = (
     "linear",
     "ring",
@@ -70,7 +72,8 @@ class Point:
 
 def run(settings: Settings) -> Iterator[Result]:
     """Every measurement of the suite."""
-    every = tuple((ranks, nbytes) for ranks in RANKS for nbytes in SIZES)
+    every = [(ranks, nbytes) for ranks in RANKS for nbytes in SIZES]
+    every += [(MANY, nbytes) for nbytes in MANY_SIZES]
     plan, calls = (_QUICK, 1) if settings.quick else (every, _CALLS)
     points = []
     for done, (ranks, nbytes) in enumerate(plan):
@@ -116,21 +119,43 @@ def timed(point: Point, name: str) -> Result:
     return replace(row, case=f"{point.case}: {point.chosen}", bar=BAR, holds=holds)
 
 
+Series = dict[str, list[tuple[float, float]]]
+
+
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Plots of time over size, a file for each number of ranks; where they are."""
-    lines: dict[int, dict[str, list[tuple[float, float]]]] = {}
+    """Time over size for each number of ranks, over ranks for some sizes, and who wins where."""
+    by_ranks, by_size = dict[int, Series](), dict[int, Series]()
     for row in report.results:
         name, mark, _ = row.metric.partition(_TIME)
         if mark:
             size, ranks = _read_case(row.case)
-            lines.setdefault(ranks, {}).setdefault(name, []).append((size, row.value))
+            by_ranks.setdefault(ranks, {}).setdefault(name, []).append((size, row.value))
+            by_size.setdefault(size, {}).setdefault(name, []).append((ranks, row.value))
     written = []
-    for ranks, series in sorted(lines.items()):
-        path = folder / f"routes-{ranks}-ranks.svg"
+    for ranks, series in sorted(by_ranks.items()):
+        written.append(folder / f"routes-{ranks}-ranks.svg")
         title = f"all-reduce over gloo, {ranks} ranks"
-        write_plot(path, title, "bytes of the message", "milliseconds", series)
-        written.append(path)
+        write_plot(written[-1], title, "bytes of the message", "milliseconds", series)
+    for size in [size for size in sorted(by_size) if size in MANY_SIZES]:
+        written.append(folder / f"routes-{nbytes_text(size)}.svg")
+        title = f"all-reduce over gloo, {nbytes_text(size)}"
+        write_plot(written[-1], title, "ranks", "milliseconds", by_size[size])
+    written.append(folder / "routes-winners.svg")
+    _draw_winners(report, written[-1])
     return written
+
+
+def _draw_winners(report: Report, path: Path) -> None:
+    rows: dict[str, dict[str, str]] = {}
+    for row in report.results:
+        if row.metric == _WINNER:
+            case, _, names = row.case.partition(": ")
+            size, ranks = case.split(", ")
+            first, *others = names.split(" or ")
+            also = f"\nor {len(others)} more" if others else ""
+            rows.setdefault(ranks, {})[size] = first + also
+    sizes = [nbytes_text(nbytes) for nbytes in SIZES]
+    write_map(path, "the fastest route of an all-reduce over gloo", sizes, rows)
 
 
 def _read_case(case: str) -> tuple[int, int]:

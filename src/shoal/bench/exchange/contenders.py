@@ -18,24 +18,23 @@ NULL = "no exchange"
 RANK = 4
 EXACT = "all_reduce, bsp, wfbp, exact"
 OUR_POWERSGD = f"all_reduce, bsp, wfbp, error_feedback(powersgd({RANK}))"
+TOPK = "all_reduce, bsp, wfbp, error_feedback(topk(0.01))"
+SELDOM = "all_reduce, local(32), fifo, exact"
+SELDOM_TOPK = "all_reduce, local(16), fifo, error_feedback(topk(0.05))"
+ADAPTIVE = "all_reduce, bsp, adaptive, exact"
 
 STRATEGIES = (
-    EXACT,
-    "all_reduce, bsp, wfbp, cast(bfloat16)",
+    "all_reduce, bsp, adaptive, cast(bfloat16)",
+    "all_reduce, bsp, wfbp, sufficient_factors",
     OUR_POWERSGD,
-    "all_reduce, bsp, wfbp, error_feedback(topk(0.01))",
-    "all_reduce, local(8), fifo, exact",
+    TOPK,
     "all_reduce, local(16), fifo, exact",
-    "all_reduce, local(8), fifo, error_feedback(topk(0.05))",
+    SELDOM,
+    SELDOM_TOPK,
 )
 """Compared by time to DDP's loss. To try another, add its line."""
 
-SLOW_STRATEGIES = (
-    "all_reduce, bsp, wfbp, error_feedback(topk(0.01))",
-    OUR_POWERSGD,
-    "all_reduce, local(16), fifo, exact",
-    "all_reduce, local(8), fifo, error_feedback(topk(0.05))",
-)
+SLOW_STRATEGIES = (OUR_POWERSGD, SELDOM, SELDOM_TOPK)
 """The same where the network is so slow that others would take minutes."""
 
 SCHEDULES = (
@@ -43,9 +42,28 @@ SCHEDULES = (
     "all_reduce, bsp, wfbp, exact",
     "all_reduce, bsp, merged, exact",
     "all_reduce, bsp, priority, exact",
-    "all_reduce, bsp, adaptive, exact",
+    ADAPTIVE,
 )
 """Lossless ones, compared by step time with DDP's buckets."""
+
+COUNTED = tuple(
+    f"all_reduce, bsp, wfbp, {compressor}"
+    for compressor in (
+        "cast(bfloat16)",
+        "qsgd(16)",
+        "terngrad",
+        "onebit",
+        "twobit(0.01)",
+        "sign",
+        "natural",
+        "int8",
+        "topk(0.01)",
+        "random_k(0.01)",
+        "gtopk(0.01)",
+        "sufficient_factors",
+    )
+)
+"""Techniques whose bytes have a formula; those of the others depend on the data."""
 
 ONE_BUCKET_MB = 4096  # on gloo torch's hook hangs with two buckets or more
 

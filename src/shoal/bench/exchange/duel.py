@@ -2,29 +2,40 @@
 
 Schedules can only win where there is something to overlap, so compute alone and communication alone
 are measured too, in the same workers.
+
+1. All are warmed up: schedules that measure make up their mind.
+2. A few blocks of all tell which fixed schedule is best.
+3. It, adaptive and DDP are timed in more blocks, whose orders are reversed from one to the next; so
+   is a twin of the best fixed one, the A/A control of ``statistics``.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import gc
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shoal.bench.exchange.contenders import DDP, NULL, build
+from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL, Trainer, build
 from shoal.bench.exchange.tasks import WORKLOADS, make
+from shoal.bench.exchange.telling import DOING, most, tell
 from shoal.bench.form import Bar, Result
+from shoal.bench.statistics import Estimate, estimate, paired_ratios, verdict
 
-ALONE = "communication alone"
+ALONE, TWIN = "communication alone", "twin"
+PLANNED = re.compile("merged|priority")
 BUCKET_NUMEL = 25 * 2**20 // 4
 FASTER, CLOSE = "<= 0.8696", "<= 1.03"
 SHARES = (0.3, 0.7)
+WARM_UP, MERGED_WARM_UP = 4, 12  # steps: merged has planned by the tenth
+Step = Callable[[], object]
+Times = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -34,17 +45,19 @@ class Duel:
     Attributes:
         workload: name of the model and its data.
         contenders: strategies; DDP, no exchange and communication alone come by themselves.
-        blocks: how often each is timed.
+        tries: blocks of all.
+        blocks: of those who are judged; twelve are the least that give an interval.
         steps: in one timing.
-        warm_up: steps of each before, in which schedules that measure make up their mind.
+        warm_up: steps of adaptive, by which it has decided; others need fewer.
         seed: of parameters and samples.
     """
 
     workload: str
     contenders: tuple[str, ...]
-    blocks: int = 5
+    tries: int = 2
+    blocks: int = 12
     steps: int = 2
-    warm_up: int = 8
+    warm_up: int = 26
     seed: int = 0
 
 
@@ -52,52 +65,75 @@ def run(duel: Duel) -> None:
     """In a worker: time all, and tell what was found."""
     workload = WORKLOADS[duel.workload]
     data, rank = workload.data(), dist.get_rank()
-    steps: dict[str, Callable[[], object]] = {}
-    closing = []
-    for name in (NULL, DDP, *duel.contenders):
-        trainer = build(name, make(workload, data, seed=duel.seed, rank=rank))
-        steps[name] = _whole(trainer.step, trainer.settle, duel.steps)
-        closing.append(trainer.close)
+
+    def made(name: str) -> Trainer:
+        return build(name, make(workload, data, seed=duel.seed, rank=rank))
+
+    trainers = {name: made(name) for name in (NULL, DDP, *duel.contenders)}
+    for name in trainers:
+        _warm_up(name, trainers[name], duel)
+    steps = {name: _whole(each, duel.steps) for name, each in trainers.items()}
     steps[ALONE] = _exchange(sum(p.numel() for p in workload.model().parameters()), duel.steps)
-    for name, step in steps.items():
-        _tell(rank, {"doing": f"warming up {name}"})
-        for _ in range(-(-duel.warm_up // duel.steps)):
-            step()
-    seconds = _time(steps, duel, rank)
-    for close in closing:
-        close()
-    _tell(rank, {"seconds": seconds})
+    steps[ALONE]()
+    tried = _time(steps, duel.tries, duel.steps)
+    best, planned = chosen(tried)
+    trainers[TWIN] = made(best)
+    _warm_up(best, trainers[TWIN], duel)
+    steps[TWIN] = _whole(trainers[TWIN], duel.steps)
+    judged = dict.fromkeys((ADAPTIVE, best, TWIN, planned, DDP))
+    timed = _time({name: steps[name] for name in judged if name in steps}, duel.blocks, duel.steps)
+    for trainer in trainers.values():
+        trainer.close()
+    tell({"tried": tried, "timed": timed})
 
 
-def _time(
-    steps: Mapping[str, Callable[[], object]], duel: Duel, rank: int
-) -> dict[str, list[float]]:
+def chosen(tried: Times) -> tuple[str, str]:
+    """The best fixed schedule, and it or adaptive: the better of them that plans."""
+    usual = {name: median(tried[name]) for name in _ours(tried)}
+    best = min((name for name in usual if name != ADAPTIVE), key=usual.__getitem__)
+    if ADAPTIVE not in usual or (PLANNED.search(best) and usual[best] < usual[ADAPTIVE]):
+        return best, best
+    return best, ADAPTIVE
+
+
+def _ours(times: Times) -> list[str]:
+    return [name for name in times if name not in (DDP, NULL, ALONE, TWIN)]
+
+
+def _warm_up(name: str, trainer: Trainer, duel: Duel) -> None:
+    tell({DOING: f"warming up {name}"})
+    steps = duel.warm_up if name == ADAPTIVE else MERGED_WARM_UP if "merged" in name else WARM_UP
+    for _ in range(steps):
+        trainer.step()
+    trainer.settle()
+
+
+def _time(steps: Mapping[str, Step], blocks: int, count: int) -> dict[str, list[float]]:
+    """Seconds of a step, block by block; the slowest worker's."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for block in range(duel.blocks):
-        _tell(rank, {"doing": f"schedules, block {block + 1} of {duel.blocks}"})
-        order = list(steps) if block % 2 == 0 else list(steps)[::-1]
-        for name in order:
+    gc.collect()
+    for block in range(blocks):
+        tell({DOING: f"{len(steps)} schedules, block {block + 1} of {blocks}"})
+        for name in list(steps) if block % 2 == 0 else list(steps)[::-1]:
             dist.barrier()
             begin = time.perf_counter()
             steps[name]()
-            took = torch.tensor((time.perf_counter() - begin) / duel.steps)
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
-            seconds[name].append(float(took))
+            seconds[name].append(most((time.perf_counter() - begin) / count))
     return seconds
 
 
-def _whole(step: Callable[[], object], settle: Callable[[], object], count: int) -> Any:
+def _whole(trainer: Trainer, count: int) -> Step:
     """So many steps, to their very end."""
 
     def several() -> None:
         for _ in range(count):
-            step()
-        settle()
+            trainer.step()
+        trainer.settle()
 
     return several
 
 
-def _exchange(numel: int, count: int) -> Callable[[], object]:
+def _exchange(numel: int, count: int) -> Step:
     sizes = [min(BUCKET_NUMEL, numel - at) for at in range(0, numel, BUCKET_NUMEL)]
     buckets = [torch.zeros(size) for size in sizes]
 
@@ -108,33 +144,37 @@ def _exchange(numel: int, count: int) -> Callable[[], object]:
     return exchange
 
 
-def _tell(rank: int, found: Mapping[str, Any]) -> None:
-    if rank == 0:
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
-
-
-def judge(case: str, seconds: Mapping[str, Sequence[float]]) -> Iterable[Result]:
+def judge(case: str, found: Mapping[str, Any]) -> Iterable[Result]:
     """Rows of all, then the bars. Pure."""
-    usual = {name: median(values) for name, values in seconds.items()}
+    tried, timed = found["tried"], found["timed"]
+    usual = {name: median(values) for name, values in {**tried, **timed}.items()}
     share = usual[ALONE] / (usual[ALONE] + usual[NULL])
     yield Result(case, "communication / (compute + communication)", share, "")
-    ours = [name for name in usual if name not in (DDP, NULL, ALONE)]
-    for name in ours:
+    for name in _ours(tried):
         value = usual[name]
         yield Result(f"{case}: {name}", "step time", value * 1e3, "ms", DDP, value / usual[DDP])
-    planned = {n: usual[n] for n in ours if any(w in n for w in ("merged", "priority", "adaptive"))}
-    if planned and SHARES[0] <= share <= SHARES[1]:
-        best = min(planned, key=lambda name: planned[name])
-        yield _barred(f"{case}: best, {best}", planned[best], (DDP, usual[DDP]), FASTER)
-    fixed = {name: usual[name] for name in ours if "adaptive" not in name}
-    for name in (name for name in ours if "adaptive" in name and fixed):
-        best = min(fixed, key=lambda name: fixed[name])
-        yield _barred(f"{case}: {name}", usual[name], (best, fixed[best]), CLOSE)
+    best, planned = chosen(tried)
+    control = _ratio(timed, TWIN, best)
+    yield _row(f"{case}: {best}, again", usual[TWIN], best, control)
+    faster = _row(f"{case}: best, {planned}", usual[planned], DDP, _ratio(timed, planned, DDP))
+    if SHARES[0] <= share <= SHARES[1]:
+        yield _barred(faster, FASTER, control)
+    else:
+        yield replace(faster, metric="step time, lossless, not judged: little to overlap")
+    if ADAPTIVE in timed:
+        ratio = _ratio(timed, ADAPTIVE, best)
+        yield _barred(_row(f"{case}: {ADAPTIVE}", usual[ADAPTIVE], best, ratio), CLOSE, control)
 
 
-def _barred(case: str, value: float, peer: tuple[str, float], bar: str) -> Result:
-    name, other = peer
-    ratio = value / other
-    met = Bar.parse(bar).met(ratio)
-    return Result(case, "step time, lossless", value * 1e3, "ms", name, ratio, None, bar, met)
+def _ratio(times: Times, name: str, peer: str) -> Estimate:
+    return estimate(paired_ratios(times[name], times[peer]))
+
+
+def _row(case: str, seconds: float, peer: str, ratio: Estimate) -> Result:
+    told = peer, ratio.value, ratio.interval
+    return Result(case, "step time, lossless", seconds * 1e3, "ms", *told)
+
+
+def _barred(row: Result, bar: str, control: Estimate) -> Result:
+    holds = verdict(Bar.parse(bar), row.ratio or 0.0, half_width=control.interval.half_width)
+    return replace(row, bar=bar, holds=holds)

@@ -49,13 +49,17 @@ def reaches(loss: float, target: float) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """One contender in one seed: points of (steps, seconds, loss), smoothed and held out."""
+    """One contender in one seed: points of (steps, seconds, loss), smoothed and held out.
+
+    ``nbytes`` are those that a worker sent in a step, at its sockets and at its device.
+    """
 
     contender: str
     curve: tuple[tuple[int, float, float], ...]
     target: float
     reached: bool
     nbytes: float = 0.0
+    device_nbytes: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -112,7 +116,10 @@ class Field:
         return 1 - self.null_seconds / self.runs[DDP].step_seconds
 
     def over_free(self, name: str) -> float:
-        """Against as many steps as exact needs, each without exchange."""
+        """Against as many steps as exact needs, each without exchange.
+
+        Where exact did not run these are DDP's: both compute the same sums.
+        """
         exact = self.runs.get(EXACT)
         steps = exact.steps if exact is not None and exact.reached else self.ddp_steps
         run = self.runs.get(name)
@@ -131,7 +138,8 @@ def read(found: Sequence[Mapping[str, Any]], ddp_steps: int) -> Field:
 
 def _run(told: Mapping[str, Any]) -> Run:
     curve = tuple((steps, seconds, loss) for steps, seconds, loss in told["curve"])
-    return Run(told["contender"], curve, told["target"], told["reached"], told["nbytes"])
+    sent = told["nbytes"], told["device_nbytes"]
+    return Run(told["contender"], curve, told["target"], told["reached"], *sent)
 
 
 def ours(field: Field) -> list[str]:

@@ -60,9 +60,23 @@ WORKLOADS = {
         rate=1e-4,
         optimizer="adam",
     ),
-    # computes about as long as it communicates at 1 Gbit/s: where schedules differ
-    "mlp, larger batch": Workload(
-        lambda: mlp(PIXELS**2, 10, width=2048, layers=4), pictures, 128, held_out=160, rate=0.05
+    # compute about as long as they communicate, at the rates of the duels: where schedules differ
+    "mlp, batch 192": Workload(
+        lambda: mlp(PIXELS**2, 10, width=2048, layers=4), pictures, 192, held_out=160, rate=0.05
+    ),
+    "mlp, batch 96": Workload(
+        lambda: mlp(PIXELS**2, 10, width=2048, layers=4), pictures, 96, held_out=160, rate=0.05
+    ),
+    "gpt, batch 4": Workload(
+        lambda: gpt(256, CONTEXT, layers=6, width=384, heads=6),
+        _tokens,
+        batch=4,
+        held_out=32,
+        rate=1e-4,
+        optimizer="adam",
+    ),
+    "mlp, narrow": Workload(
+        lambda: mlp(PIXELS**2, 10, width=1024, layers=4), pictures, 32, held_out=160, rate=0.05
     ),
     "tiny": Workload(lambda: mlp(PIXELS**2, 10, width=16), pictures, 8, held_out=40, rate=0.05),
 }
@@ -88,7 +102,7 @@ def make(workload: Workload, data: Data, *, seed: int, rank: int) -> Task:
 
 def _optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
     if workload.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=workload.rate, betas=(0.9, 0.95))
+        return torch.optim.Adam(model.parameters(), lr=workload.rate, betas=(0.9, 0.95), fused=True)
     return torch.optim.SGD(model.parameters(), lr=workload.rate, momentum=0.9)
 
 

@@ -17,21 +17,24 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from shoal.bench.contenders import loss
-from shoal.bench.exchange.contenders import DDP, NULL, Trainer, build, period
+from shoal.bench.exchange import sockets
+from shoal.bench.exchange.contenders import DDP, EXACT, NULL, Trainer, build, period
 from shoal.bench.exchange.judge import Smooth, reaches
 from shoal.bench.exchange.tasks import WORKLOADS, held_out, make
-from shoal.runtime.launcher.interfaces import IFNAME
+from shoal.bench.exchange.telling import mean, most, tell
 
 NULL_STEPS, WARM_UP_STEPS = 8, 2
-PATIENCE, LEAST_SECONDS = 1.3, 10.0  # who takes so many times as long as DDP has lost
+LEAST_SECONDS = 10.0
+EXACT_PATIENCE = 1.3  # how many steps exact needs must be known
+TIMEOUT = timedelta(minutes=2)  # of one exchange; the slowest takes seconds
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Job:
         every: steps between looks at the loss.
         most_seconds: nobody trains longer.
         most_steps: nor further, in multiples of ``steps``.
+        patience: who takes so many times as long as DDP wins nothing, and is stopped.
     """
 
     workload: str
@@ -57,6 +61,7 @@ class Job:
     every: int = 4
     most_seconds: float = 120.0
     most_steps: float = 3.0
+    patience: float = 0.6
 
 
 class Race:
@@ -71,21 +76,21 @@ class Race:
 
     def run(self) -> None:
         """All of them, DDP first: its last loss is what the others are to reach."""
-        self._tell({"null_seconds": self.null(), "data": self.data.source})
-        target = self.job.target
+        tell({"null_seconds": self.null(), "data": self.data.source})
+        target, slowest = self.job.target, math.inf
         for name in (DDP, *self.job.contenders):
-            self._tell({"doing": name})
+            tell({"doing": name})
             goal = None if name == DDP else target
+            patience = slowest * (EXACT_PATIENCE if name == EXACT else self.job.patience)
+            self.most_seconds = min(self.job.most_seconds, max(LEAST_SECONDS, patience))
             found = self.train(name, goal)
             if target is None:
-                _, seconds, target = found["curve"][-1]
-                patience = max(LEAST_SECONDS, PATIENCE * seconds)
-                self.most_seconds = min(self.most_seconds, patience)
-            self._tell({"contender": name, "target": target, **found})
+                _, slowest, target = found["curve"][-1]
+            tell({"contender": name, "target": target, **found})
 
     def null(self) -> float:
         """Seconds of a step without any exchange, all workers at once; also warms up."""
-        trainer = self._trainer(NULL)
+        trainer = self.trainer(NULL)
         for _ in range(WARM_UP_STEPS):
             trainer.step()
         dist.barrier()
@@ -93,25 +98,27 @@ class Race:
 
     def train(self, name: str, goal: float | None) -> dict[str, Any]:
         """One contender, until it reaches the goal; without one, for the steps of the job."""
-        trainer, smooth = self._trainer(name), Smooth()
+        trainer, smooth = self.trainer(name), Smooth()
         stride = math.lcm(self.job.every, period(name)) if period(name) > 1 else self.job.every
-        most = self.job.steps if goal is None else round(self.job.steps * self.job.most_steps)
-        seconds, steps, before = 0.0, 0, sent_nbytes()
+        last = self.job.steps if goal is None else round(self.job.steps * self.job.most_steps)
+        seconds, steps = 0.0, 0
+        device, before = sockets.device_nbytes(), sockets.counts()
         curve = [(0, 0.0, smooth(0, self._loss(trainer)))]
-        while steps < most and seconds < self.most_seconds:
+        while steps < last and seconds < self.most_seconds:
             if goal is not None and reaches(curve[-1][2], goal):
                 break
-            count = min(stride, most - steps) if period(name) == 1 else stride
+            count = min(stride, last - steps) if period(name) == 1 else stride
             seconds += self._span(trainer, count)
             steps += count
             curve.append((steps, seconds, smooth(steps, self._loss(trainer))))
-        # the least of all ranks: one of them hosts the store, which others ask all the time
-        sent = float(_agreed((sent_nbytes() - before) / max(1, steps), dist.ReduceOp.MIN))
+        sent = mean(sockets.since(before) / max(1, steps))
+        device_sent = mean((sockets.device_nbytes() - device) / max(1, steps))
         trainer.close()
         reached = goal is not None and reaches(curve[-1][2], goal)
-        return {"curve": curve, "reached": reached, "nbytes": sent}
+        return {"curve": curve, "reached": reached, "nbytes": sent, "device_nbytes": device_sent}
 
-    def _trainer(self, name: str) -> Trainer:
+    def trainer(self, name: str) -> Trainer:
+        """A contender with a model of its own, as at the start."""
         gc.collect()
         self.task = make(self.workload, self.data, seed=self.job.seed, rank=self.rank)
         return build(name, self.task)
@@ -123,33 +130,36 @@ class Race:
         for _ in range(steps):
             trainer.step()
         trainer.settle()
-        return float(_agreed(time.perf_counter() - begin, dist.ReduceOp.MAX))
+        return most(time.perf_counter() - begin)
 
     @torch.no_grad()
     def _loss(self, trainer: Trainer) -> float:
         """Of the common model on the held-out samples."""
         x, y = self.held_out
         model = self.task.model.eval()
-        found = float(loss(model(x), y)) / dist.get_world_size()
+        found = float(loss(model(x), y))
         model.train()
-        return float(_agreed(found, dist.ReduceOp.SUM))
-
-    def _tell(self, found: dict[str, Any]) -> None:
-        if self.rank == 0:
-            sys.stdout.write(json.dumps(found) + "\n")
-            sys.stdout.flush()
+        return mean(found)
 
 
-def _agreed(value: float, how: Any) -> Tensor:
-    told = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(told, op=how)
-    return told
-
-
-def sent_nbytes() -> int:
-    """Bytes this host's device has sent since it was made, headers counted."""
-    device = os.environ.get(IFNAME, "lo")
-    return int(Path(f"/sys/class/net/{device}/statistics/tx_bytes").read_text())
+def count(job: Job) -> None:
+    """Some steps of each contender, only to see what they send; the first does not count."""
+    race = Race(job)
+    for name in job.contenders:
+        tell({"doing": name})
+        trainer = race.trainer(name)
+        trainer.step()
+        trainer.settle()
+        dist.barrier()
+        device, before = sockets.device_nbytes(), sockets.counts()
+        for _ in range(job.steps):
+            trainer.step()
+        trainer.settle()
+        dist.barrier()
+        sent = mean(sockets.since(before) / job.steps)
+        device_sent = mean((sockets.device_nbytes() - device) / job.steps)
+        trainer.close()
+        tell({"counted": name, "nbytes": sent, "device_nbytes": device_sent})
 
 
 def main(path: Path) -> int:
@@ -158,14 +168,8 @@ def main(path: Path) -> int:
     logging.getLogger("shoal").addHandler(logging.NullHandler())  # the bench speaks, not workers
     told: dict[str, Any] = json.loads(path.read_text())
     try:
-        dist.init_process_group("gloo")
-        kind = told.pop("kind", "race")
-        if kind == "duel":
-            from shoal.bench.exchange.duel import Duel, run
-
-            run(Duel(**{**told, "contenders": tuple(told["contenders"])}))
-        else:
-            Race(Job(**{**told, "contenders": tuple(told["contenders"])})).run()
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+        do(told, path)
         dist.barrier()
     except BaseException:
         path.with_name(f"error-{os.environ['RANK']}").write_text(traceback.format_exc())
@@ -173,6 +177,23 @@ def main(path: Path) -> int:
     finally:
         sys.stdout.flush()
     return 0
+
+
+def do(told: dict[str, Any], path: Path) -> None:
+    """A job of any kind."""
+    from shoal.bench.exchange import cut, duel
+
+    kind = told.pop("kind", "race")
+    if kind == "cut":
+        cut.run(cut.Cut(**told), path)
+        return
+    told["contenders"] = tuple(told["contenders"])
+    if kind == "duel":
+        duel.run(duel.Duel(**told))
+    elif kind == "count":
+        count(Job(**told))
+    else:
+        Race(Job(**told)).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""Schedules in the suite ``exchange``: who is judged against whom, and a cut of the rate."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+
+from shoal.bench import exchange
+from shoal.bench.exchange import contenders, cut, duel, sockets
+from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL
+from shoal.bench.exchange.duel import ALONE, TWIN
+from shoal.bench.exchange.places import Loopback
+from shoal.bench.exchange.tasks import WORKLOADS
+from shoal.bench.suites import Settings
+
+FIFO, WFBP, MERGED = contenders.SCHEDULES[:3]
+USUAL = {NULL: 0.5, ALONE: 0.5, DDP: 1.0, FIFO: 1.1, WFBP: 0.95, MERGED: 0.8, ADAPTIVE: 0.81}
+
+
+def found(noise: float = 0.0, **usual: float) -> dict[str, dict[str, list[float]]]:
+    """Blocks that all take the same time; the twin strays by ``noise``."""
+    names = {**USUAL, **{getattr(duel, n, n): s for n, s in usual.items()}}
+    timed = {name: [names[name]] * 14 for name in (ADAPTIVE, MERGED, DDP)}
+    stray = [names[MERGED] * (1 + (noise if i // 2 % 2 else -noise)) for i in range(14)]
+    return {"tried": {n: [s] * 3 for n, s in names.items()}, "timed": {**timed, TWIN: stray}}
+
+
+def bars(told: dict[str, dict[str, list[float]]]) -> list[tuple[str | None, bool | None]]:
+    return [(row.bar, row.holds) for row in duel.judge("mlp", told) if row.bar]
+
+
+def test_adaptive_is_held_against_the_best_fixed_one_and_plans_against_ddp() -> None:
+    rows = {row.bar: row for row in duel.judge("mlp", found()) if row.bar}
+    assert rows[duel.FASTER].against == DDP
+    assert rows[duel.FASTER].ratio == pytest.approx(0.8)
+    assert (rows[duel.CLOSE].against, rows[duel.CLOSE].holds) == (MERGED, True)
+    assert all(row.interval is not None for row in rows.values())
+
+
+def test_the_twin_of_the_best_fixed_one_widens_the_bar_and_too_much_noise_is_no_verdict() -> None:
+    close = found()
+    close["timed"][ADAPTIVE] = [0.83] * 14
+    assert bars(close)[1] == (duel.CLOSE, False)
+    noisy = found(noise=0.02)
+    noisy["timed"][ADAPTIVE] = [0.83] * 14
+    assert bars(noisy)[1] == (duel.CLOSE, True)
+    assert bars(found(noise=0.05))[1] == (duel.CLOSE, None)
+
+
+def test_where_there_is_little_to_overlap_it_is_said_and_not_judged() -> None:
+    told = found()
+    told["tried"][NULL] = [0.01] * 3
+    assert [bar for bar, _ in bars(told)] == [duel.CLOSE]
+    assert any("not judged" in row.metric for row in duel.judge("mlp", told))
+
+
+def test_duels_are_fought_with_two_models_and_at_two_rates() -> None:
+    assert {name.partition(",")[0] for name, _ in exchange.DUELS} == set(exchange.MODELS)
+    assert len({rate for _, rate in exchange.DUELS}) == 2
+    assert {name for name, _ in exchange.DUELS} <= set(WORKLOADS)
+
+
+KEPT = [20, "kept of merged 5 ms", "merged (2 tensors fused)"]
+
+
+def test_steps_count_from_the_cut_to_the_first_decision_made_for_it() -> None:
+    heard = [[5, "measured; a message takes 1 ms", "merged"], KEPT, [36, "tried too", "wfbp"]]
+    anew = [43, "messages take 9.8x; a message takes 1 ms and 0.1 Gbit/s", "wfbp (all alone)"]
+    before, after = cut.judge(
+        "mlp", {"decisions": [*heard, anew, [48, "tried too", "x"]], "cut": 31}
+    )
+    assert before.value == 20
+    assert (after.value, after.holds) == (12, True)
+    assert "wfbp (all alone); messages take 9.8x" in after.case
+
+
+def test_who_decides_late_or_never_fails() -> None:
+    late = [60, "messages take 9x", "wfbp"]
+    assert [row.holds for row in cut.judge("x", {"decisions": [KEPT, late], "cut": 31})][
+        -1
+    ] is False
+    assert [row.holds for row in cut.judge("x", {"decisions": [KEPT], "cut": 31})][-1] is False
+
+
+def test_decisions_are_heard_with_their_step() -> None:
+    heard, logger = cut.Decisions(), logging.Logger("shoal")
+    logger.addHandler(heard)
+    heard.step = 7
+    logger.info("%s: %s (%s): %s", "adaptive", "merged", "1 alone", "tried too")
+    logger.info("something else")
+    assert heard.heard == [(7, "tried too", "merged (1 alone)")]
+
+
+def test_sockets_count_what_was_written_and_nothing_else() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+            before = sockets.counts()
+            one.sendall(bytes(5000))
+            assert other.recv(5000, socket.MSG_WAITALL) == bytes(5000)
+            assert sockets.since(before) == 5000
+            other.sendall(bytes(70))
+            assert one.recv(70, socket.MSG_WAITALL) == bytes(70)
+            assert sockets.since(before) == 5070
+
+
+def test_the_store_is_no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        before = sockets.counts()
+        with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+            one.sendall(bytes(5000))
+            assert other.recv(5000, socket.MSG_WAITALL) == bytes(5000)
+            assert sockets.since(before) == 0
+
+
+class Noted(Loopback):
+    """Loopback that remembers which rates were asked for."""
+
+    def __init__(self, hosts: int) -> None:
+        super().__init__(hosts)
+        self.rates: list[str] = []
+
+    def limit(self, rate: str) -> None:
+        """Note it."""
+        self.rates.append(rate)
+
+
+@pytest.mark.gloo
+def test_schedules_take_turns_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedules = (FIFO, WFBP, ADAPTIVE)
+    wanted = duel.Duel("tiny", schedules, tries=1, blocks=12, steps=1, warm_up=1)
+    monkeypatch.setattr(duel, "Duel", lambda *_, **__: wanted)
+    rows = list(exchange.schedules(Loopback(2), "tiny", "1gbit", Settings()))
+    assert [row.against for row in rows[1:4]] == [DDP] * 3
+    assert rows[-1].case == f"tiny, 1gbit: {ADAPTIVE}"
+
+
+@pytest.mark.gloo
+def test_the_rate_is_cut_in_mid_run_when_a_worker_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = cut.Cut("100mbit", "tiny", before=25, after=3)
+    monkeypatch.setattr(cut, "Cut", lambda *_, **__: wanted)
+    place = Noted(2)
+    before, after = exchange.redecides(place, Settings())
+    assert place.rates == ["1gbit", "100mbit"]
+    assert before.metric == "decided in step"
+    assert 4 <= before.value < 25
+    assert (after.value, after.holds) == (1e4, False)  # memory is as fast as before
+
+
+@pytest.mark.gloo
+def test_bytes_of_techniques_are_counted_at_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "COUNTED", ("all_reduce, bsp, wfbp, natural",))
+    monkeypatch.setattr(exchange, "HOSTS", 2)
+    told, _, off = exchange.bytes_sent(Loopback(2), Settings())
+    assert told.ratio == pytest.approx(1, abs=0.02)
+    assert off.holds
