@@ -57,7 +57,7 @@ class Combining(Pieces):
         only = len(readers) == 1 and readers[0] < 2  # the result goes over its own numbers
         own = only or self.size == 2  # read one's own numbers where they are
         gives = not only or self.rank not in readers
-        for start, count in self._rounds(flat.numel(), self.slots.nbytes // width):
+        for start, count in self._rounds(flat.numel(), self.slots.cached // width):
             if gives:
                 self.slots.put(0, address + start * width, count * width)
             self._meet(start, title)
@@ -78,7 +78,7 @@ class Combining(Pieces):
             how: to combine.
         """
         width, own = out.element_size(), self.size == 2
-        share = self.slots.nbytes // (1 if own else self.size) // ALIGN * ALIGN
+        share = self.slots.cached // (1 if own else self.size) // ALIGN * ALIGN
         at = 0 if own else share
         for start, count in self._rounds(out.numel(), share // width):
             for rank, source in enumerate(sources):

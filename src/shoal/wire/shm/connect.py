@@ -33,7 +33,7 @@ from shoal.wire.shm.storing import read_all
 LIMIT = "SHOAL_SHM_MB"
 """Environment variable: the most megabytes that a group's segment may have."""
 _LIMIT_MB = 256.0
-_SLOT_NBYTES = 2 << 20
+_SLOT_NBYTES = 4 << 20
 _CELL_NBYTES = 256 << 10
 _RINGS_NBYTES = 32 << 20
 

@@ -14,7 +14,7 @@ class Copying(Rounds):
 
     def broadcast(self, title: bytes, address: int, nbytes: int, *, root: int) -> None:
         """Copy one rank's memory to everyone's."""
-        for start, count in self._rounds(nbytes, self.slots.nbytes):
+        for start, count in self._rounds(nbytes, self.slots.cached):
             if self.rank == root:
                 self.slots.put(0, address + start, count)
             self._meet(start, title)
@@ -25,7 +25,7 @@ class Copying(Rounds):
         self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
         """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
-        for start, count in self._rounds(nbytes, self.slots.nbytes):
+        for start, count in self._rounds(nbytes, self.slots.cached):
             self.slots.put(0, source + start, count)
             self._meet(start, title)
             for rank, target in enumerate(targets or ()):

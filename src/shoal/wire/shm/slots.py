@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.wire.shm.segment import Segment
 
 _VIEWS = 2048  # kept at most; the same few sizes come again and again
+_CACHED_NBYTES = 1 << 20  # of a round that a core's cache should hold until it is read again
 ALIGN = 64
 TURNS = 3
 
@@ -32,6 +33,7 @@ class Slots:
 
     def __init__(self, segment: Segment, start: int, *, nbytes: int, rank: int) -> None:
         self.nbytes, self.rank = nbytes, rank
+        self.cached = min(nbytes, _CACHED_NBYTES)
         self._base, self._start = segment.address + start, start
         self._memory = memoryview(segment.memory)
         self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
