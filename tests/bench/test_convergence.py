@@ -29,10 +29,9 @@ from shoal.bench.convergence import (
 )
 from shoal.bench.exchange.data import PIXELS, Data
 from shoal.bench.form import Result
-from shoal.bench.pupils import Curve, Shared, Task, batches, normal, train
+from shoal.bench.pupils import Curve, Task, batches, normal, train
 from shoal.bench.suites import Settings
 from shoal.strategy import parse
-from shoal.testing.school import School, digits, tiny
 
 SIGN = Contender("sign", rate=0.003)
 
@@ -119,16 +118,6 @@ def test_a_run_repeats_and_evaluates_every_few_steps_and_at_the_end(small: Task,
 def test_training_learns_what_can_be_learnt(small: Task) -> None:
     longer = Task(small.data, workers=2, batch=16, steps=60, every=30, width=16)
     assert train(longer, "exact, fifo", rate=0.1, seed=0)[-1][1] > 90
-
-
-@pytest.mark.parametrize("name", [EXACT, FED, "qsgd(4)", "error_feedback(powersgd(1))", "onebit"])
-def test_answers_worked_out_once_are_those_that_every_worker_works_out(name: str) -> None:
-    plain, shared = (
-        kind(parse(f"{name}, fifo"), workers=3, build=tiny) for kind in (School, Shared)
-    )
-    for batch in digits(12, batches=4):
-        assert plain.step(batch) == shared.step(batch)
-    assert torch.equal(plain.models(), shared.models())
 
 
 def test_threads_are_as_many_as_before_afterwards() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterator
@@ -48,6 +49,22 @@ def test_a_run_keeps_the_results_in_their_order_and_tells_progress() -> None:
     assert told == [("counting", i, 3) for i in range(3)]
     assert report.header.seeds == (7,)
     assert Report.from_json(report.to_json()) == report
+
+
+def test_what_was_measured_before_ctrl_c_is_kept() -> None:
+    def stopped(settings: Settings) -> Iterator[Result]:
+        yield from list(_counting(settings))[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(suites.Stopped) as caught:
+        suites.run(Suite("stopped", "is stopped", stopped), Settings(seed=7))
+    assert [result.value for result in caught.value.report.results] == [7, 8]
+
+
+def test_the_header_names_every_seed() -> None:
+    suite = dataclasses.replace(COUNTING, seeds=3)
+    assert suites.run(suite, Settings(seed=7)).header.seeds == (7, 8, 9)
+    assert suites.run(suite, Settings(quick=True, seed=7)).header.seeds == (7,)
 
 
 def test_the_header_tells_this_machine_and_this_moment() -> None:

@@ -36,6 +36,11 @@ def _suite(name: str, *rows: Result) -> Suite:
     return Suite(name, f"the {name} one", run)
 
 
+def _stopped(settings: Settings) -> Iterator[Result]:
+    yield GOOD
+    raise KeyboardInterrupt
+
+
 @pytest.fixture(autouse=True)
 def suites(monkeypatch: pytest.MonkeyPatch) -> None:
     ran.clear()
@@ -43,6 +48,7 @@ def suites(monkeypatch: pytest.MonkeyPatch) -> None:
         _suite("good", GOOD, TOLD),
         _suite("bad", GOOD, OPEN, BAD),
         _suite("open", GOOD, OPEN),
+        Suite("stopped", "is stopped", _stopped),
     )
     monkeypatch.setattr(benchmarks, "SUITES", made)
 
@@ -66,6 +72,14 @@ def test_list_shows_every_suite_with_its_line_and_runs_none() -> None:
 def test_the_exit_code_tells_the_verdict(suite: str, code: int) -> None:
     assert shoal(suite).exit_code == code
     assert len(ran) == 1
+
+
+def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    done = shoal("stopped", "--json", str(tmp_path / "report.json"))
+    assert done.exit_code == 130
+    assert "0.990 .. 1.030" in done.stdout
+    assert "stopped: these are the 1 results until then" in done.stdout
+    assert Report.from_json((tmp_path / "report.json").read_text()).results == (GOOD,)
 
 
 def test_the_table_shows_numbers_intervals_bars_and_verdicts() -> None:

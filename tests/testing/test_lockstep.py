@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.axes.compression import Value
 from shoal.flow import All, Ask, Fold, Gather, Mean, Pair
+from shoal.testing.contracts import make
+from shoal.testing.contracts.require import same
 from shoal.testing.lockstep import lockstep
 
 
@@ -85,3 +88,16 @@ def test_what_needs_a_race_is_not_answered() -> None:
 
 def test_nobody_gets_nothing() -> None:
     assert lockstep([means(), means()]) == [[], []]
+
+
+@pytest.mark.parametrize("text", ["exact", "error_feedback(topk(0.25))", "qsgd(4)", "gtopk(0.5)"])
+def test_answers_worked_out_once_are_those_that_every_worker_works_out(text: str) -> None:
+    compressor, values = make(text), torch.randn(3, 5, 4, dtype=torch.float64)
+    ends = []
+    for shared in (False, True):
+        given = [Value(value.clone(), "w") for value in values]
+        flows = [compressor.flow(v, compressor.init(v), 0) for v in given]
+        ends.append(lockstep(flows, once=shared))
+    assert same(*ends)
+    first, second, *_ = ends[1]
+    assert first.mean.data_ptr() != second.mean.data_ptr()

@@ -85,7 +85,9 @@ def run(settings: Settings) -> Iterator[Result]:
     draw(curves, on)
 
 
-SUITE = Suite("convergence", "what compression, local steps and gossip cost in accuracy", run)
+SUITE = Suite(
+    "convergence", "what compression, local steps and gossip cost in accuracy", run, seeds=SEEDS
+)
 
 
 def trained(

@@ -6,19 +6,15 @@ compressors draw by chance all come from the seed, and every contender sees the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.axes.coordination.coordination import complete
 from shoal.bench.exchange.data import PIXELS, Data, pictures
-from shoal.flow import Ask
 from shoal.models import mlp
 from shoal.strategy import parse
-from shoal.testing.lockstep import answer
 from shoal.testing.school import Batch, School
 
 CLASSES = 10
@@ -76,7 +72,7 @@ def train(task: Task, strategy: str, *, rate: float, seed: int) -> Curve:
             model = mlp(PIXELS**2, CLASSES, width=task.width)
         return model, torch.optim.SGD(model.parameters(), lr=rate)
 
-    school = Shared(parse(strategy), workers=task.workers, build=build)
+    school = School(parse(strategy), workers=task.workers, build=build)
     judge, _ = build()
     curve: Curve = []
     for step, batch in enumerate(batches(task, seed)):
@@ -107,41 +103,3 @@ def accuracy(model: nn.Module, samples: Batch) -> float:
     """Percent of the samples whose class the model tells."""
     x, y = samples
     return 100 * float((model(x).argmax(1) == y).float().mean())
-
-
-class Shared(School):
-    """A school that works out once what all workers are told alike, and hands out copies.
-
-    In the plain harness every worker decodes every message itself, as it would in a process; with
-    eight of them that is most of the time, and changes nothing.
-    """
-
-    def _agree_on_gradients(self) -> None:
-        agreements = [(f, f.mode.gradients) for f in self.fishes if f.mode.gradients is not None]
-        for fish, agreement in agreements:
-            fish.collect(agreement)
-        for index in range(len(agreements[0][1].tasks) if agreements else 0):
-            unison([agreement.flow(index) for _, agreement in agreements])
-        for fish, agreement in agreements:
-            fish.deliver(agreement)
-
-
-def unison(flows: Sequence[Generator[Ask, Any, None]]) -> None:
-    """As ``lockstep`` on a complete graph, for asks whose answer is the same for all workers."""
-    row = complete(len(flows), 0)[0]
-    asks = [next(flow) for flow in flows]
-    while asks:
-        told = answer(asks, row, 0)
-        asks = [ask for flow in flows if (ask := _sent(flow, _copy(told))) is not None]
-
-
-def _sent(flow: Generator[Ask, Any, None], told: Any) -> Ask | None:
-    """The next ask; None at the end."""
-    try:
-        return flow.send(told)
-    except StopIteration:
-        return None
-
-
-def _copy(told: Any) -> Any:
-    return told.clone() if isinstance(told, Tensor) else tuple(map(_copy, told))

@@ -44,18 +44,39 @@ class Suite:
         summary: one line for ``shoal bench --list``.
         run: yields each result as soon as it is known.
         draw: writes plots of a report into a folder, and says where they are.
+        seeds: how many it takes, from the one in its settings on; one if quick.
     """
 
     name: str
     summary: str
     run: Callable[[Settings], Iterable[Result]]
     draw: Callable[[Report, Path], Iterable[Path]] | None = None
+    seeds: int = 1
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody pressed Ctrl-C; what was measured until then is in ``report``."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
 
 
 def run(suite: Suite, settings: Settings) -> Report:
-    """Run a suite to its end."""
-    begun = header(suite.name, (settings.seed,))
-    return Report(begun, tuple(suite.run(settings)))
+    """Run a suite to its end.
+
+    Raises:
+        Stopped: Ctrl-C; it holds the results so far.
+    """
+    seeds = range(settings.seed, settings.seed + (1 if settings.quick else suite.seeds))
+    begun = header(suite.name, tuple(seeds))
+    results: list[Result] = []
+    try:
+        for result in suite.run(settings):
+            results.append(result)
+    except KeyboardInterrupt as stop:
+        raise Stopped(Report(begun, tuple(results))) from stop
+    return Report(begun, tuple(results))
 
 
 def header(suite: str, seeds: tuple[int, ...]) -> Header:

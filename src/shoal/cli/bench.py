@@ -1,11 +1,13 @@
 """``shoal bench SUITE``: run a benchmark suite, show its table, keep its numbers.
 
 Exit codes: 0 every bar holds; 1 one does not; 2 the command will not do; 3 the machine was too
-noisy for a verdict.
+noisy for a verdict; 130 Ctrl-C: what was measured until then is shown and kept.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,8 @@ if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it
     from shoal.bench.suites import Progress, Suite
 
 _CASE = 24  # columns of a case's name, so that a table fits a terminal of 80
+_WIDE = 120  # columns of a file or pipe, which wraps nothing
+_INTERRUPTED = 130
 
 
 def bench(
@@ -41,9 +45,10 @@ def bench(
     from rich.console import Console
 
     from shoal import bench as benchmarks
-    from shoal.bench.suites import Settings, run
+    from shoal.bench.suites import Settings, Stopped, run
 
-    console = Console()
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if known else _WIDE)
     if list_:
         console.print(listing(benchmarks.SUITES))
         return
@@ -53,14 +58,19 @@ def bench(
     target = None if json is None else writable(json)
     chosen = tailored(benchmarks.find(suite), ranks, sizes)
     with watched(Console(stderr=True)) as progress:
-        report = run(chosen, Settings(quick, seed, progress))
+        try:
+            report, stopped = run(chosen, Settings(quick, seed, progress)), False
+        except Stopped as stop:
+            report, stopped = stop.report, True
     show(console, report)
     remark(console, chosen)
     if target is not None:
         replace_text(target, report.to_json())
         console.print(f"[dim]written to[/dim] {target}", soft_wrap=True)
         draw(console, chosen, report, target)
-    raise typer.Exit(report.exit_code)
+    if stopped:
+        console.print(f"stopped: these are the {len(report.results)} results until then")
+    raise typer.Exit(_INTERRUPTED if stopped else report.exit_code)
 
 
 def writable(path: Path) -> Path:

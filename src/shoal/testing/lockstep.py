@@ -19,13 +19,18 @@ Result = TypeVar("Result")
 
 
 def lockstep(
-    flows: Sequence[Generator[Ask, Any, Result]], mixing: Tensor | None = None
+    flows: Sequence[Generator[Ask, Any, Result]],
+    mixing: Tensor | None = None,
+    *,
+    once: bool = False,
 ) -> list[Result]:
     """Run one flow a worker to the end; every ask is answered from all workers' asks.
 
     Args:
         flows: one a worker; all must ask the same kinds of things in the same order.
         mixing: worker i is answered with row i of this matrix; None is the plain mean.
+        once: work out what all are told alike once, and hand out copies; else each worker decodes
+            every message itself, as it would in a process, which with many is most of the time.
     """
     w = complete(len(flows), 0) if mixing is None else mixing
     answers: list[Any] = [None] * len(flows)
@@ -41,7 +46,19 @@ def lockstep(
             return ends
         if ends:
             raise AssertionError(f"{len(ends)} workers ended while {len(asks)} still ask")
-        answers = [answer(asks, row, me) for me, row in enumerate(w)]
+        if once and mixing is None and not any(isinstance(a, Fold) for a in _each(asks[0])):
+            told = answer(asks, w[0], 0)
+            answers = [_copy(told) for _ in flows]
+        else:
+            answers = [answer(asks, row, me) for me, row in enumerate(w)]
+
+
+def _each(ask: Ask) -> Sequence[Ask]:
+    return [one for each in ask.asks for one in _each(each)] if isinstance(ask, All) else (ask,)
+
+
+def _copy(told: Any) -> Any:
+    return told.clone() if isinstance(told, Tensor) else tuple(map(_copy, told))
 
 
 def answer(asks: Sequence[Any], row: Tensor, me: int) -> Any:

@@ -124,7 +124,7 @@ class School:
         for fish, agreement in agreements:
             fish.collect(agreement)
         for index in range(len(agreements[0][1].tasks)):
-            lockstep([agreement.flow(index) for _, agreement in agreements])
+            lockstep([agreement.flow(index) for _, agreement in agreements], once=True)
         for fish, agreement in agreements:
             fish.deliver(agreement)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered, nothing
 from shoal.axes.compression.pieces import add_pieces, wide
+from shoal.axes.compression.sparse import next_to, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 
@@ -37,10 +38,10 @@ def sign(momentum: float = 0.0) -> Compressor:
         raise BadArgument(f"sign({momentum})", "momentum must lie in [0, 1), for example sign(0.9)")
 
     def init(value: Value) -> Tensor:
-        return torch.zeros_like(value.tensor)
+        return zeros(value.tensor)
 
     def flow(value: Value, state: Tensor | None, round: int) -> Flow:
-        m = value.tensor if state is None else state.lerp(value.tensor, 1 - momentum)
+        m = value.tensor if state is None else running(state, value.tensor, momentum)
         parts = encode(m.reshape(-1), round)
         votes, mine = yield from gathered(value, parts, add)
         agreed = votes.sign().add_(votes, alpha=0)  # the sign of NaN is 0, and it must be seen
@@ -51,6 +52,11 @@ def sign(momentum: float = 0.0) -> Compressor:
         return Compressor("sign", traits, flow, nothing, add, width=1)
     typed = repr(float(momentum))
     return Compressor(f"sign({typed})", traits | Trait.MOMENTUM, flow, init, add, width=1)
+
+
+def running(mean: Tensor, now: Tensor, momentum: float) -> Tensor:
+    """The running mean, one round on."""
+    return torch.lerp(mean, now, 1 - momentum, out=next_to(mean, now))
 
 
 def encode(flat: Tensor, round: int) -> tuple[Tensor, ...]:

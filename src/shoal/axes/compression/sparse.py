@@ -15,7 +15,7 @@ from shoal.flow import Ask, Gather
 
 Parts = tuple[Tensor, ...]
 _spares = WeakTensorKeyDictionary()
-"""A residual -> the one before it, whose memory is free once this one is asked for."""
+"""A state's tensor -> the one of the round before, which is free once this one is gone on from."""
 
 
 def check_ratio(call: str, ratio: object) -> None:
@@ -88,14 +88,20 @@ def send(
 def plus(tensor: Tensor, residual: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
     """The tensor and a share of the residual, added up; shaped, and as one row.
 
-    New memory every round would cost more than the sum, for the system hands it out page by page.
-    So the sum goes where the residual of the round before was: nobody goes back further.
+    New memory every round would cost more than the sum, for the system hands it out page by page:
+    see :func:`next_to`.
     """
-    spare: Tensor | None = _spares.pop(residual, None)  # type: ignore[no-untyped-call]
-    fits = spare is not None and spare.shape == tensor.shape and spare.dtype == tensor.dtype
-    wanted = torch.add(tensor, residual, alpha=share, out=spare if fits else None).contiguous()
-    _spares[wanted] = residual
+    wanted = torch.add(tensor, residual, alpha=share, out=next_to(residual, tensor))
     return wanted, wanted.view(-1)
+
+
+def next_to(state: Tensor, like: Tensor) -> Tensor:
+    """Memory for what comes after a state: that of the one before it, which nobody needs."""
+    made: Tensor | None = _spares.pop(state, None)  # type: ignore[no-untyped-call]
+    if made is None or made.shape != like.shape or made.dtype != like.dtype:
+        made = torch.empty_like(like, memory_format=torch.contiguous_format)
+    _spares[made] = state
+    return made
 
 
 def zeros(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from shoal.bench.exchange.contenders import (
     OUR_POWERSGD,
     RANK,
     SELDOM,
+    SELDOM_POWERSGD,
     SELDOM_TOPK,
     TOPK,
 )
@@ -115,13 +116,13 @@ BATCH, LONG_ROW = 32, 64  # of the workload "mlp"; of onebit's columns
 FORMULAS: Mapping[str, Formula] = {
     DDP: dense(4),
     EXACT: dense(4),
-    "all_reduce, bsp, adaptive, cast(bfloat16)": dense(2),
     OUR_POWERSGD: low_rank,
     TOPK: sparse(0.01),
     "all_reduce, local(8), fifo, exact": every(8, dense(4)),
     "all_reduce, local(16), fifo, exact": every(16, dense(4)),
     SELDOM: every(32, dense(4)),
     SELDOM_TOPK: every(16, sparse(0.05)),
+    SELDOM_POWERSGD: every(8, low_rank),
     **{
         f"all_reduce, bsp, wfbp, {compressor}": formula
         for compressor, formula in {

@@ -64,9 +64,6 @@ WORKLOADS = {
     "mlp, batch 192": Workload(
         lambda: mlp(PIXELS**2, 10, width=2048, layers=4), pictures, 192, held_out=160, rate=0.05
     ),
-    "mlp, batch 96": Workload(
-        lambda: mlp(PIXELS**2, 10, width=2048, layers=4), pictures, 96, held_out=160, rate=0.05
-    ),
     "gpt, batch 4": Workload(
         lambda: gpt(256, CONTEXT, layers=6, width=384, heads=6),
         _tokens,
