@@ -73,13 +73,22 @@ def test_a_loss_summed_in_another_order_is_the_same_loss() -> None:
 
 
 def test_the_first_at_the_target_wins_and_who_never_arrives_does_not() -> None:
-    assert judge.best(FIELD, every_step=True) == OUR_POWERSGD
-    assert judge.best(FIELD, every_step=False) == LOCAL
+    assert judge.ranking([FIELD], every_step=True)[0] == OUR_POWERSGD
+    assert judge.ranking([FIELD], every_step=False)[0] == LOCAL
     lost = field(
         a=run(EXACT, steps=60, seconds=50.0), b=run(LOCAL, steps=9, seconds=1.0, reached=False)
     )
-    assert judge.best(lost, every_step=False) == EXACT
+    assert judge.ranking([lost], every_step=False)[0] == EXACT
     assert lost.ratio(LOCAL) == math.inf
+
+
+def test_who_is_lucky_with_one_seed_is_not_the_best() -> None:
+    def seed(local: float) -> judge.Field:
+        return field(a=run(EXACT, steps=60, seconds=20.0), b=run(LOCAL, steps=64, seconds=local))
+
+    fields = [seed(10.0), seed(30.0), seed(31.0)]
+    assert judge.ranking(fields[:1], every_step=False) == [LOCAL, EXACT]
+    assert judge.ranking(fields, every_step=False) == [EXACT, LOCAL]
 
 
 def test_free_communication_is_exacts_steps_without_exchange() -> None:

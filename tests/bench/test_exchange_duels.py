@@ -6,9 +6,10 @@ import logging
 import socket
 
 import pytest
+import torch
 
 from shoal.bench import exchange
-from shoal.bench.exchange import contenders, cut, duel, sockets
+from shoal.bench.exchange import contenders, cut, device, duel, sockets
 from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL
 from shoal.bench.exchange.duel import ALONE, TWIN
 from shoal.bench.exchange.places import Loopback
@@ -60,6 +61,25 @@ def test_duels_are_fought_with_two_models_and_at_two_rates() -> None:
     assert {name.partition(",")[0] for name, _ in exchange.DUELS} == set(exchange.MODELS)
     assert len({rate for _, rate in exchange.DUELS}) == 2
     assert {name for name, _ in exchange.DUELS} <= set(WORKLOADS)
+
+
+def test_a_layer_that_computes_elsewhere_sleeps_its_share_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(device.time, "sleep", slept.append)
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+    x = torch.randn(3, 4)
+    plain(x).sum().backward()
+    grads = [p.grad for p in plain.parameters()]
+    plain.zero_grad()
+    device.elsewhere(plain, 0.6)(x).sum().backward()
+    for p, grad in zip(plain.parameters(), grads, strict=True):
+        assert torch.equal(p.grad, grad)
+    shares = [0.6 * 24 / 36, 0.6 * 12 / 36]
+    expected = [s / 3 for s in shares] + [2 * s / 3 for s in reversed(shares)]
+    assert slept == pytest.approx(expected)
 
 
 KEPT = [20, "kept of merged 5 ms", "merged (2 tensors fused)"]

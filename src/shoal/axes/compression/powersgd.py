@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.sparse import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Ask, Flow, Mean
+
+_means = WeakTensorKeyDictionary()
+"""A state's factor -> the mean of its round, which is read by then: memory for the next one."""
 
 
 def powersgd(rank: int = 1) -> Compressor:
@@ -81,8 +85,10 @@ def fed(value: Value, state: tuple[Tensor, Tensor | None], round: int) -> Flow:
     m, shape = wanted.flatten(1), wanted.shape
     p, factor, q = yield from power(m, kept)
     m.addmm_(p, factor, alpha=-1)
-    own = partial(_product, p, factor, shape)
-    return Agreed((p @ q).view(shape), own, (wanted, q.T.contiguous()))
+    mean = torch.mm(p, q, out=_means.pop(kept, None))  # type: ignore[no-untyped-call]
+    after = q.T.contiguous()
+    _means[after] = mean
+    return Agreed(mean.view(shape), partial(_product, p, factor, shape), (wanted, after))
 
 
 def power(m: Tensor, q: Tensor) -> Generator[Ask, Any, tuple[Tensor, Tensor, Tensor]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.bench.exchange.data import PIXELS, Data, pictures, text
+from shoal.bench.exchange.device import elsewhere
 from shoal.models import gpt, mlp
 
 CONTEXT = 32
@@ -60,14 +61,18 @@ WORKLOADS = {
         rate=1e-4,
         optimizer="adam",
     ),
-    # compute about as long as they communicate, at the rates of the duels: where schedules differ
-    "mlp, batch 192": Workload(
-        lambda: mlp(PIXELS**2, 10, width=2048, layers=4), pictures, 192, held_out=160, rate=0.05
+    # take about as long as they communicate, at the rates of the duels: where schedules differ
+    "mlp, on a device": Workload(
+        lambda: elsewhere(mlp(PIXELS**2, 10, width=2048, layers=4), 0.35),
+        pictures,
+        batch=8,
+        held_out=160,
+        rate=0.05,
     ),
-    "gpt, batch 4": Workload(
-        lambda: gpt(256, CONTEXT, layers=6, width=384, heads=6),
+    "gpt, on a device": Workload(
+        lambda: elsewhere(gpt(256, CONTEXT, layers=6, width=384, heads=6), 0.2),
         _tokens,
-        batch=4,
+        batch=1,
         held_out=32,
         rate=1e-4,
         optimizer="adam",
