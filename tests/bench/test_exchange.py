@@ -117,7 +117,9 @@ def test_every_bar_of_the_issue_is_judged_and_names_its_winner() -> None:
 
 
 def test_several_seeds_are_judged_by_their_median() -> None:
-    slower = field(local=run(LOCAL, steps=64, seconds=40.0), power=FIELD.runs[OUR_POWERSGD])
+    slower = field(
+        local=run(LOCAL, steps=64, seconds=40.0), power=run(OUR_POWERSGD, steps=64, seconds=50.0)
+    )
     rows = list(judge.verdicts("mlp", [FIELD, slower, slower], slow=False))
     assert rows[2].ratio == pytest.approx(40 / 60)
     assert rows[2].holds is False
