@@ -7,7 +7,8 @@ of a shared bucket at most a fifth; of a bucket of 64 MB at most 2.5 (2 ranks) o
 copies; nothing is slower than gloo; at 1 MB and above no all_reduce is slower than MPI's (the other
 collectives are told next to MPI's). A step of DDP takes at most 0.75 of gloo's on a large model,
 never more than 1. A twin, shoal against itself, is the A/A control of every point: its half-width
-widens the bar by as large a part, and over ``MAX_HALF_WIDTH`` there is no verdict.
+widens the bar by as large a part; over ``MAX_HALF_WIDTH`` there is a verdict only where the whole
+interval of the ratio lies on one side of the bar.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from shoal.bench.collective_calls import ALL_REDUCE, COLLECTIVES, IN_PLACE, Coll
 from shoal.bench.collective_plots import draw
 from shoal.bench.collective_times import COPY, GLOO, MPI, SHOAL, TWIN, Times, measure
 from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import MAX_HALF_WIDTH, MIN_BLOCKS, estimate, paired_ratios
+from shoal.bench.statistics import (
+    MAX_HALF_WIDTH,
+    MIN_BLOCKS,
+    estimate,
+    paired_ratios,
+    settled,
+)
 from shoal.bench.suites import Settings, Suite, machine
 from shoal.errors import BadArgument
 
@@ -192,9 +199,10 @@ def _held(row: Result, times: Times, who: str, bar: str | None) -> Result:
     ratio = estimate(paired_ratios(times[SHOAL], times[who]))
     noise = estimate(paired_ratios(times[TWIN], times[SHOAL])).interval.half_width
     holds = None
-    if bar is not None and noise <= MAX_HALF_WIDTH:
+    if bar is not None:
         target = Bar.parse(bar)
-        holds = target.met(ratio.value, slack=noise * target.limit)  # noise is a part of the time
+        kept = target.met(ratio.value, slack=noise * target.limit)  # noise is a part of the time
+        holds = kept if noise <= MAX_HALF_WIDTH else settled(target, ratio)
     return replace(row, ratio=ratio.value, interval=ratio.interval, bar=bar, holds=holds)
 
 

@@ -89,7 +89,11 @@ def test_the_control_widens_a_bar_by_as_large_a_part_and_too_much_noise_allows_n
     far_over = times(1.0, 1 / 0.36, 1.0, noise=0.025)  # though 0.3333 + 0.025 is hardly less
     assert timed(POINT, far_over, GLOO, "gloo").holds is False
     row = timed(POINT, times(1.0, 100.0, 1.0, noise=0.04), GLOO, "gloo")
-    assert row.undecided
+    assert row.holds, "noisy, but the whole interval is under the bar"
+    assert timed(POINT, times(1.0, 2.0, 1.0, noise=0.04), GLOO, "gloo").holds is False
+    shaken = times(1.0, 3.0, 1.0, noise=0.04)
+    shaken[GLOO] = [seconds * (0.9 + 0.2 * (i // 2 % 2)) for i, seconds in enumerate(shaken[GLOO])]
+    assert timed(POINT, shaken, GLOO, "gloo").undecided
 
 
 def test_every_peer_has_its_table_and_mpi_only_where_it_was_measured() -> None:
