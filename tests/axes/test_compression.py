@@ -74,7 +74,7 @@ def test_powersgd_comes_closer_with_every_round_on_the_same_gradient() -> None:
 
 def test_powersgd_sends_rank_times_rows_and_columns() -> None:
     one = exchange(powersgd(2), [torch.randn(10, 4, 3)])
-    assert [tensors(ask)[0].shape for ask in one.asks[0]] == [(10, 2), (12, 2)]
+    assert [tensors(ask)[0].shape for ask in one.asks[0]] == [(2, 10), (2, 12)]
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (2, 2), (0, 4), (4, 0)])

@@ -73,7 +73,8 @@ def _own_lines(error: BaseException) -> list[str]:
     script = list(takewhile(lambda frame: not frame.filename.startswith(PACKAGE), frames))
     if not script:
         return []
-    return [*traceback.format_list(script), *traceback.format_exception_only(error)]
+    head = "Traceback (most recent call last):\n"
+    return [head, *traceback.format_list(script), *traceback.format_exception_only(error)]
 
 
 def leave_for_launcher(failure: Failure) -> bool:
