@@ -134,16 +134,19 @@ def test_launchers_on_two_hosts_meet(tmp_path: Path) -> None:
 
 def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    one = "from shoal.runtime.join import join\nworld = join()\n"
-    script.write_text(one + "print(world.rank, 'of', world.size, world.backend, flush=True)\n")
+    script.write_text(
+        "import pathlib, sys\n"
+        "from shoal.runtime.join import join\n"
+        "world = join()\n"
+        "said = f'{world.rank} of {world.size} {world.backend}'\n"
+        "pathlib.Path(sys.argv[1], str(world.rank)).write_text(said)\n"  # a pipe may mix lines
+    )
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    alone, together = (
+    for words, expected in (([], ["0 of 1 none"]), (torchrun, ["0 of 2 shoal", "1 of 2 shoal"])):
+        place = tmp_path / f"said by {len(expected)}"
+        place.mkdir()
         subprocess.run(
-            [sys.executable, *words, str(script)],
-            capture_output=True, text=True, check=True, timeout=200, env=env,
-        ).stdout
-        for words in ([], torchrun)
-    )  # fmt: skip
-    assert alone == "0 of 1 none\n"
-    assert sorted(together.splitlines()) == ["0 of 2 shoal", "1 of 2 shoal"]
+            [sys.executable, *words, str(script), str(place)], check=True, timeout=200, env=env
+        )
+        assert [file.read_text() for file in sorted(place.iterdir())] == expected
