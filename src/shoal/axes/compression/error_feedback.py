@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.errors import BadArgument, Conflict, ConflictError
-from shoal.flow import Agreed, Ask, Flow, Mean
+from shoal.flow import Agreed, Ask, Flow, Mean, through
 
 
 def error_feedback(inner: Compressor) -> Compressor:
@@ -56,17 +56,17 @@ def keeping(flow: Flow, tensor: Tensor) -> Generator[Ask, Any, tuple[Agreed, Ten
 
     Copied only when a wire is about to overwrite it, which it may where a mean is asked of it.
     """
-    kept, told = tensor, None
-    place = tensor.untyped_storage().data_ptr()
-    while True:
-        try:
-            ask = flow.send(told)
-        except StopIteration as end:
-            return end.value, kept
+    kept, place = tensor, tensor.untyped_storage().data_ptr()
+
+    def answer(ask: Ask) -> Generator[Ask, Any, Any]:
+        nonlocal kept
         means = isinstance(ask, Mean) and ask.tensor.untyped_storage().data_ptr() == place
         if means and kept is tensor:
             kept = tensor.clone()
-        told = yield ask
+        return (yield ask)
+
+    end = yield from through(flow, answer)
+    return end, kept
 
 
 def _refuse(inner: Compressor) -> None:

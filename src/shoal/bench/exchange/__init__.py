@@ -8,8 +8,9 @@ Four hosts of one worker each (see :mod:`shoal.testbed`; root, Linux).
    links were cut to a tenth.
 3. Bytes that left the sockets, against each technique's formula.
 4. Encoding and decoding, for every compressor of the catalogue.
-5. Time to loss with two more seeds: DDP, torch's PowerSGD hook, our powersgd and the two winners of
-   the first. They come last, for they give way when time is short; the rows say so.
+5. Time to loss with two more seeds: DDP, torch's PowerSGD hook, our powersgd, the three best of the
+   first and the best with an exchange every step. They come last, for they give way when time is
+   short; the rows say so.
 
 At 100 Mbit/s a step of DDP takes five seconds, so DDP runs only a few there, and its time to the
 loss is that of all its steps at the median of those; the loss itself is that of the run at 1 Gbit/s

@@ -7,7 +7,7 @@ Batches are small, as they are per worker when many share a global one, so that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -45,38 +45,32 @@ def _tokens() -> Data:
     return text(CONTEXT)
 
 
+def _on_a_device(workload: Workload, seconds: float, batch: int) -> Workload:
+    """The same, each step ``seconds`` longer in its layers, for which the host sleeps."""
+    return replace(workload, model=lambda: elsewhere(workload.model(), seconds), batch=batch)
+
+
+MLP = Workload(
+    lambda: mlp(PIXELS**2, 10, width=2048, layers=4),
+    pictures,
+    batch=32,
+    held_out=160,
+    rate=0.05,
+)
+GPT = Workload(
+    lambda: gpt(256, CONTEXT, layers=6, width=384, heads=6),
+    _tokens,
+    batch=1,
+    held_out=32,
+    rate=1e-4,
+    optimizer="adam",
+)
 WORKLOADS = {
-    "mlp": Workload(
-        lambda: mlp(PIXELS**2, 10, width=2048, layers=4),
-        pictures,
-        batch=32,
-        held_out=160,
-        rate=0.05,
-    ),
-    "gpt": Workload(
-        lambda: gpt(256, CONTEXT, layers=6, width=384, heads=6),
-        _tokens,
-        batch=1,
-        held_out=32,
-        rate=1e-4,
-        optimizer="adam",
-    ),
+    "mlp": MLP,
+    "gpt": GPT,
     # take about as long as they communicate, at the rates of the duels: where schedules differ
-    "mlp, on a device": Workload(
-        lambda: elsewhere(mlp(PIXELS**2, 10, width=2048, layers=4), 0.35),
-        pictures,
-        batch=8,
-        held_out=160,
-        rate=0.05,
-    ),
-    "gpt, on a device": Workload(
-        lambda: elsewhere(gpt(256, CONTEXT, layers=6, width=384, heads=6), 0.2),
-        _tokens,
-        batch=1,
-        held_out=32,
-        rate=1e-4,
-        optimizer="adam",
-    ),
+    "mlp, on a device": _on_a_device(MLP, 0.35, batch=8),
+    "gpt, on a device": _on_a_device(GPT, 0.2, batch=1),
     "mlp, narrow": Workload(
         lambda: mlp(PIXELS**2, 10, width=1024, layers=4), pictures, 32, held_out=160, rate=0.05
     ),
