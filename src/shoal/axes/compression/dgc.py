@@ -13,15 +13,14 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.largest import largest_entries
+from shoal.axes.compression.residual import plus, zeros
 from shoal.axes.compression.sparse import (
     add,
     check_momentum,
     check_ratio,
-    plus,
     send,
     share,
     typed,
-    zeros,
 )
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow

@@ -12,16 +12,15 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.largest import largest
+from shoal.axes.compression.residual import plus, zeros
 from shoal.axes.compression.sparse import (
     add,
     check_momentum,
     check_ratio,
     flat,
-    plus,
     send,
     share,
     typed,
-    zeros,
 )
 from shoal.flow import Agreed, Flow
 

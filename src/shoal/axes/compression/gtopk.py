@@ -15,17 +15,16 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.largest import largest, largest_entries
+from shoal.axes.compression.residual import plus, zeros
 from shoal.axes.compression.sparse import (
     Parts,
     add_at,
     check_ratio,
     message,
     places,
-    plus,
     share,
     spread,
     typed,
-    zeros,
 )
 from shoal.flow import Agreed, Flow, Fold, Merge
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.pieces import add_pieces, of_blocks, pieces, wide
-from shoal.axes.compression.sparse import plus, zeros
+from shoal.axes.compression.residual import plus, zeros
 from shoal.flow import Agreed, Flow
 
 SHORTEST = 64  # numbers of a column; its two means weigh as much as the bits of so many

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.sparse import plus, zeros
+from shoal.axes.compression.residual import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Ask, Flow, Mean
 

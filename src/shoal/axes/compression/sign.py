@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered, nothing
 from shoal.axes.compression.pieces import add_pieces, wide
-from shoal.axes.compression.sparse import next_to, zeros
+from shoal.axes.compression.residual import next_to, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 

@@ -7,15 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.axes.compression.indices import decode, encode
 from shoal.errors import BadArgument
 from shoal.flow import Ask, Gather
 
 Parts = tuple[Tensor, ...]
-_spares = WeakTensorKeyDictionary()
-"""A state's tensor -> the one of the round before, which is free once this one is gone on from."""
 
 
 def check_ratio(call: str, ratio: object) -> None:
@@ -83,27 +80,3 @@ def send(
     """Ask for the mean of what all workers send; it, and how to find what I sent."""
     mean = yield Gather(message(where, values, like.numel()), add, like)  # places differ: no sum
     return mean, lambda: spread(where, values, like)
-
-
-def plus(tensor: Tensor, residual: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The tensor and a share of the residual, added up; shaped, and as one row.
-
-    New memory every round would cost more than the sum, for the system hands it out page by page:
-    see :func:`next_to`.
-    """
-    wanted = torch.add(tensor, residual, alpha=share, out=next_to(residual, tensor))
-    return wanted, wanted.view(-1)
-
-
-def next_to(state: Tensor, like: Tensor) -> Tensor:
-    """Memory for what comes after a state: that of the one before it, which nobody needs."""
-    made: Tensor | None = _spares.pop(state, None)  # type: ignore[no-untyped-call]
-    if made is None or made.shape != like.shape or made.dtype != like.dtype:
-        made = torch.empty_like(like, memory_format=torch.contiguous_format)
-    _spares[made] = state
-    return made
-
-
-def zeros(tensor: Tensor) -> Tensor:
-    """A residual before the first round."""
-    return torch.zeros_like(tensor, memory_format=torch.contiguous_format)

@@ -15,15 +15,8 @@ from torch import Tensor
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.indices import decode, encode
 from shoal.axes.compression.largest import largest
-from shoal.axes.compression.sparse import (
-    Parts,
-    add_at,
-    check_ratio,
-    plus,
-    share,
-    typed,
-    zeros,
-)
+from shoal.axes.compression.residual import plus, zeros
+from shoal.axes.compression.sparse import Parts, add_at, check_ratio, share, typed
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 

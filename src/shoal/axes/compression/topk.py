@@ -13,7 +13,8 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.largest import largest_entries
-from shoal.axes.compression.sparse import add, check_ratio, flat, plus, send, share, typed, zeros
+from shoal.axes.compression.residual import plus, zeros
+from shoal.axes.compression.sparse import add, check_ratio, flat, send, share, typed
 from shoal.flow import Agreed, Flow
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.pieces import add_pieces, pieces, wide
-from shoal.axes.compression.sparse import plus, zeros
+from shoal.axes.compression.residual import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 
