@@ -14,6 +14,7 @@ from test_collectives_random import sequence
 from shoal.errors import LayoutMismatch
 from shoal.testing.processes import run_workers
 from shoal.wire.shm import allocate
+from shoal.wire.shm.speakers import TRIES
 
 pytestmark = pytest.mark.gloo
 
@@ -84,3 +85,28 @@ def order() -> int:
 
 def test_all_ranks_of_all_hosts_get_the_same_bits() -> None:
     assert len({*run_workers(4, apart, "aabb", order), *run_workers(4, apart, "aabb", order)}) == 1
+
+
+def measured() -> tuple[dict[int, int], set[int]]:
+    """What was chosen for two sizes, and the sums of the bits of all results of the larger."""
+    rank, _ = enter()
+    given = torch.randn(40_000, generator=torch.Generator().manual_seed(rank)) * 10 ** (3 * rank)
+    found = set()
+    for _ in range(2 * TRIES + 1):
+        x, short = given.clone(), given[:5].clone()
+        dist.all_reduce(x)
+        dist.all_reduce(short)
+        found.add(int(x.view(torch.int32).sum()))
+    return dist.group.WORLD._wire.speakers.chosen, found
+
+
+def test_all_ranks_choose_the_same_speakers_and_bits_do_not_depend_on_it() -> None:
+    told = run_workers(4, apart, "aabb", measured)
+    assert [chosen for chosen, _ in told] == [told[0][0]] * 4
+    assert {(160_000).bit_length(), (20).bit_length()} == {*told[0][0]}
+    assert all(found == told[0][1] and len(found) == 1 for _, found in told)
+
+
+@pytest.mark.parametrize("hosts", ["aab", "ab"])
+def test_where_one_rank_has_to_speak_nothing_is_measured(hosts: str) -> None:
+    assert all(not chosen for chosen, _ in run_workers(len(hosts), apart, hosts, measured))

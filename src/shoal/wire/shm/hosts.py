@@ -1,10 +1,11 @@
 """The collectives of a group on several hosts: shared memory inside a host, gloo between hosts.
 
 all_reduce goes in three steps: combine inside each host; combine between hosts; hand the result on
-inside each host. The middle one is shared: where all hosts have as many ranks, rank ``i`` of each
-host combines slice ``i`` with its namesakes, over a connection of its own; else one rank does it
-all. Between hosts gloo only moves bytes, so every type travels, and numbers are combined here in
-the order of hosts: the result is the same on every rank and in every run.
+inside each host. The middle one may be shared: where all hosts have as many ranks, rank ``i`` of
+each host can combine slice ``i`` with its namesakes, over a connection of its own, or one rank does
+it all, whichever is faster (see ``speakers``). Between hosts gloo only moves bytes, so every type
+travels, and numbers are combined here in the order of hosts: the result is the same on every rank
+and in every run.
 
 broadcast passes once over the network for each host. What sends something else to each rank
 (all_gather, scatter, reduce_scatter, all_to_all) goes over gloo between all ranks.
@@ -21,7 +22,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceOp,
+)
 
 from shoal.errors import LayoutMismatch, PeerLost
 from shoal.wire.shm.board import entitled
@@ -29,9 +35,9 @@ from shoal.wire.shm.connect import Meeting
 from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import TITLE_NBYTES
 from shoal.wire.shm.reduction import Reduction
+from shoal.wire.shm.speakers import Speakers
 from shoal.wire.shm.work import Work
 
-_SHORT_NBYTES = 64 << 10  # below, one rank of each host speaks for it
 _AGREE = entitled("agreeing with other hosts")
 
 
@@ -74,9 +80,15 @@ class Hosts:
 
         self.everyone = gloo("everyone", self.rank, self.size)
         even = len({len(ranks) for ranks in nodes}) == 1
-        self._lanes = local.size if even else 1
-        mine = local.rank < self._lanes
+        lanes = local.size if even else 1
+        self.speakers = Speakers((1, lanes), self._slowest)
+        mine = local.rank < lanes
         self._lane: Any = gloo(f"lane {local.rank}", self._node, len(nodes)) if mine else None
+
+    def _slowest(self, seconds: Tensor) -> None:
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MAX)
+        self.everyone.allreduce([seconds], options).wait()
 
     def _agree(self, title: bytes) -> None:
         """Make sure that all hosts have come to the same collective."""
@@ -105,17 +117,17 @@ class Hosts:
         self._agree(title)
         plain = how._replace(divides=False)
         self.local.all_reduce(title, flat, plain)
-        lanes = 1 if flat.nbytes <= _SHORT_NBYTES else self._lanes
-        each = -(-flat.numel() // lanes)
-        slices = [flat[i * each : (i + 1) * each] for i in range(lanes)]
-        if self.local.rank < lanes:
-            mine = slices[self.local.rank]
-            with _named(title):
-                self._between(mine, plain)
-            if how.divides:
-                mine.div_(self.size)
-        for root, part in enumerate(slices):
-            self.local.broadcast(title, part.data_ptr(), part.nbytes, root=root)
+        with self.speakers.speaking(flat.nbytes) as count:
+            each = -(-flat.numel() // count)
+            slices = [flat[i * each : (i + 1) * each] for i in range(count)]
+            if self.local.rank < count:
+                mine = slices[self.local.rank]
+                with _named(title):
+                    self._between(mine, plain)
+                if how.divides:
+                    mine.div_(self.size)
+            for root, part in enumerate(slices):
+                self.local.broadcast(title, part.data_ptr(), part.nbytes, root=root)
 
     def _between(self, flat: Tensor, how: Reduction) -> None:
         """Combine with the namesakes on other hosts: a part each, then everyone's part."""
