@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.axes.collectives import MEMBERS, Collective
+from shoal.axes.collectives.measured import WINNER
 from shoal.runtime.modes import Seat
 from shoal.runtime.routes import Choice, routed
 from shoal.testing.contracts import make, samples
@@ -90,6 +93,39 @@ def test_all_ranks_choose_the_same_route_for_each_size(world: int) -> None:
     for size, found in zip((3, 1001, 40_000, 3, 200_000), sums, strict=True):
         total = torch.stack([_values(rank, size) for rank in range(world)]).sum(0)[:5]
         torch.testing.assert_close(torch.tensor(found), total, check_dtype=False)
+
+
+def _told(reports: list[str]) -> tuple[list[str], list[float]]:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    route = routed(make(f"fastest({reports[rank]!r})"), Seat(rank, world), None)
+    assert isinstance(route, Choice)
+    values = _values(rank, 1001)
+    route(values)
+    return [repr(chosen) for chosen in route.chosen.values()], values[:5].tolist()
+
+
+def _report(path: Path, route: str) -> str:
+    row = {"case": f"4KB, 3 ranks: {route}", "metric": WINNER}
+    path.write_text(json.dumps({"results": [row]}))
+    return str(path)
+
+
+@pytest.mark.gloo
+def test_a_report_of_the_bench_tells_which_route_to_run(tmp_path: Path) -> None:
+    report = _report(tmp_path / "routes.json", "double_tree")
+    total = torch.stack([_values(rank, 1001) for rank in range(3)]).sum(0)[:5]
+    for chosen, found in run_workers(3, _told, [report] * 3, seconds=120):
+        assert chosen == ["double_tree"]
+        torch.testing.assert_close(torch.tensor(found), total, check_dtype=False)
+
+
+@pytest.mark.gloo
+def test_hosts_with_different_reports_are_told_so_and_do_not_hang(tmp_path: Path) -> None:
+    one = _report(tmp_path / "one.json", "ring")
+    other = _report(tmp_path / "other.json", "tree")
+    with pytest.raises(Exception, match="give all hosts the same report"):
+        run_workers(3, _told, [one, one, other], seconds=120)
 
 
 def _probed() -> list[Any]:

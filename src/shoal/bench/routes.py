@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from shoal.axes.collectives.measured import WINNER
 from shoal.bench.blocks import slowest
 from shoal.bench.collective_times import turns
 from shoal.bench.form import Bar, Report, Result
@@ -45,7 +46,7 @@ NATIVE, TWIN, FASTEST = "native", "native, again", "fastest"
 BAR = "<= 1.1"
 _BLOCK_NBYTES, _CALLS = 1 << 18, 8  # of a block: as many calls as move so much, but not more
 _QUICK = ((2, SIZES[0]), (2, SIZES[4]), (4, SIZES[4]))
-_TIME, _WINNER = ": time", "which route wins"
+_TIME = ": time"
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def winner(point: Point) -> Result:
     best, *others = sorted(routes, key=lambda name: median(point.times[name]))
     as_fast = [name for name in others if _ratio(point, name, best).interval.low <= 1]
     case = f"{point.case}: {' or '.join([best, *as_fast])}"
-    return replace(timed(point, best), case=case, metric=_WINNER, against=NATIVE)
+    return replace(timed(point, best), case=case, metric=WINNER, against=NATIVE)
 
 
 def _ratio(point: Point, name: str, peer: str) -> Estimate:
@@ -148,7 +149,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
 def _draw_winners(report: Report, path: Path) -> None:
     rows: dict[str, dict[str, str]] = {}
     for row in report.results:
-        if row.metric == _WINNER:
+        if row.metric == WINNER:
             case, _, names = row.case.partition(": ")
             size, ranks = case.split(", ")
             first, *others = names.split(" or ")

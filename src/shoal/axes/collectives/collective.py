@@ -39,6 +39,10 @@ class Network(NamedTuple):
     native: Cost
 
 
+UNKNOWN = Network(lambda nbytes: 0.0, lambda nbytes: 0.0)
+"""For a choice that does not look at it."""
+
+
 def any_world(world: int) -> str:
     """Refuse no number of workers."""
     return ""
@@ -55,6 +59,7 @@ class Collective:
         refusal: world -> why it cannot serve so many workers; empty when it can.
         choose: (nbytes, world, network) -> the route for messages of that size, when it differs
             with size; then ``rounds`` is None.
+        probes: whether the choice looks at the network, which is then measured.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Collective:
     chunks: Callable[[int], int] = field(compare=False)
     refusal: Callable[[int], str] = field(default=any_world, compare=False)
     choose: Callable[[float, int, Network], Collective] | None = field(default=None, compare=False)
+    probes: bool = field(default=True, compare=False)
 
     @property
     def is_native(self) -> bool:

@@ -7,6 +7,9 @@ its curve. The cheapest carries messages of that size, if it promises a fifth le
 what was measured is surer than what was priced. All hold the same measurements, so all choose the
 same.
 
+Given a report of ``shoal bench routes``, nothing is measured: the route that won there at the
+nearest size is taken, for the number of workers there are.
+
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
     <https://doi.org/10.1177/1094342005051521>`_, 2005 (routes chosen by size).
@@ -14,17 +17,22 @@ References:
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
+from shoal.axes.collectives.blueconnect import blueconnect
 from shoal.axes.collectives.butterfly import butterfly
 from shoal.axes.collectives.collective import Collective, Network, Round
 from shoal.axes.collectives.double_tree import double_tree
 from shoal.axes.collectives.halving_doubling import halving_doubling
+from shoal.axes.collectives.hierarchical import hierarchical
 from shoal.axes.collectives.linear import linear
+from shoal.axes.collectives.measured import Winners, winners
 from shoal.axes.collectives.native import native
 from shoal.axes.collectives.ring import ring
 from shoal.axes.collectives.tree import tree
 from shoal.axes.collectives.walk import walk
+from shoal.errors import BadArgument
+from shoal.notation import call
 
 ROUTES = (
     butterfly(),
@@ -39,9 +47,47 @@ ROUTES = (
 MARGIN = 0.8  # of the time of torch's own
 
 
-def fastest() -> Collective:
-    """The route that costs least at each size, on the network as measured."""
-    return Collective("fastest", rounds=None, chunks=_one, choose=cheapest)
+_NAMES = {
+    member.__name__: member
+    for member in (
+        blueconnect, butterfly, double_tree, halving_doubling, hierarchical, linear, native, ring,
+        tree,
+    )
+}  # fmt: skip
+
+
+def fastest(report: str = "") -> Collective:
+    """The route that costs least at each size, on the network as measured.
+
+    Args:
+        report: of ``shoal bench routes --json PATH``, whose winners are taken; without one the
+            network is measured before the first message.
+
+    Example: ``fastest``.
+    """
+    if not isinstance(report, str):
+        raise BadArgument(f"fastest({report})", "the path of a report, in quotes")
+    if not report:
+        return Collective("fastest", rounds=None, chunks=_one, choose=cheapest)
+    found = winners(report)
+    for sizes in found.by_size.values():
+        for name in sizes.values():
+            call(name, _NAMES, "collective")  # refused now rather than at the first message
+    return Collective(
+        f"fastest({report!r})",
+        rounds=None,
+        chunks=_one,
+        refusal=found.refusal,
+        choose=partial(_won, found),
+        probes=False,
+    )
+
+
+def _won(found: Winners, nbytes: float, world: int, network: Network) -> Collective:
+    if world == 1:
+        return native()
+    route: Collective = call(found.at(nbytes, world), _NAMES, "collective")
+    return route
 
 
 def cheapest(nbytes: float, world: int, network: Network) -> Collective:

@@ -1,0 +1,79 @@
+"""Which route won where, as ``shoal bench routes --json PATH`` measured it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from shoal.errors import BadArgument
+from shoal.notation import UNITS
+
+WINNER = "which route wins"
+_CASE = re.compile(rf"(\d+)({'|'.join(UNITS)})?, (\d+) ranks: (.+?)(?: or .*)?")
+
+
+@dataclass(frozen=True)
+class Winners:
+    """The route of the least time at each number of ranks and size.
+
+    Attributes:
+        path: of the report.
+        by_size: number of ranks -> bytes of the message -> what one types for the route.
+    """
+
+    path: str
+    by_size: Mapping[int, Mapping[int, str]]
+
+    def at(self, nbytes: float, ranks: int) -> str:
+        """The winner at the size measured that is nearest, by ratio."""
+        sizes = self.by_size[ranks]
+        return sizes[min(sizes, key=lambda size: abs(math.log(size / max(nbytes, 1))))]
+
+    def refusal(self, ranks: int) -> str:
+        """Why nothing is known for so many ranks; empty when something is."""
+        if ranks == 1 or ranks in self.by_size:
+            return ""
+        known = ", ".join(map(str, sorted(self.by_size)))
+        return (
+            f"{self.path} has measured {known} ranks, not {ranks}; plain fastest measures by itself"
+        )
+
+
+@lru_cache(maxsize=8)
+def winners(path: str) -> Winners:
+    """Read a report of ``shoal bench routes``.
+
+    Raises:
+        BadArgument: there is no such file, or it is something else.
+    """
+    call, hint = f"fastest({path!r})", "make one: shoal bench routes --json PATH"
+    try:
+        results = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
+        found: dict[int, dict[int, str]] = {}
+        for ranks, nbytes, route in _read(results):
+            found.setdefault(ranks, {})[nbytes] = route
+    except OSError as error:
+        raise BadArgument(call, f"cannot be read ({error.strerror}); {hint}") from None
+    except (ValueError, KeyError, TypeError):
+        raise BadArgument(call, f"is not a report of shoal bench routes; {hint}") from None
+    if not found:
+        raise BadArgument(call, f"tells of no winner; {hint}")
+    return Winners(path, found)
+
+
+def _read(results: object) -> Iterator[tuple[int, int, str]]:
+    if not isinstance(results, list):
+        raise TypeError("results")
+    for row in results:
+        if row["metric"] != WINNER:
+            continue
+        case = _CASE.fullmatch(row["case"])
+        if case is None:
+            raise ValueError(row["case"])
+        number, unit, ranks, route = case.groups()
+        yield int(ranks), int(number) * UNITS.get(unit, 1), route
