@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from functools import cache
 
@@ -22,6 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
+from shoal.testing.hearing import heard
 from shoal.testing.processes import run_workers
 
 pytestmark = pytest.mark.gloo
@@ -97,15 +97,7 @@ def test_ranks_stay_alike_when_messages_are_compressed(workers: int) -> None:
 
 
 def said(strategy: str) -> list[str]:
-    lines: list[str] = []
-
-    class Listening(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    log = logging.getLogger("shoal")
-    log.addHandler(Listening())
-    log.setLevel(logging.INFO)
+    lines = heard()
     trained("deep", strategy)
     return [line for line in lines if line.startswith(strategy)]
 

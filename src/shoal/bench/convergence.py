@@ -77,7 +77,7 @@ Curves = Mapping[Contender, Sequence[Curve]]
 def run(settings: Settings) -> Iterator[Result]:
     """Train every contender with every seed, then judge; a quick run has one seed and the bars."""
     chosen = [c for c in CONTENDERS if not settings.quick or c.name in (EXACT, FED, TOPK)]
-    seeds = range(settings.seed, settings.seed + (1 if settings.quick else SEEDS))
+    seeds = settings.seeds(SEEDS)
     with one_thread():
         on = task()
         curves = trained(on, chosen, seeds, settings)

@@ -34,6 +34,10 @@ class Settings:
     seed: int = 0
     progress: Progress = silent
 
+    def seeds(self, count: int) -> range:
+        """So many seeds from the first on; only that one if quick."""
+        return range(self.seed, self.seed + (1 if self.quick else count))
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -68,8 +72,7 @@ def run(suite: Suite, settings: Settings) -> Report:
     Raises:
         Stopped: Ctrl-C; it holds the results so far.
     """
-    seeds = range(settings.seed, settings.seed + (1 if settings.quick else suite.seeds))
-    begun = header(suite.name, tuple(seeds))
+    begun = header(suite.name, tuple(settings.seeds(suite.seeds)))
     results: list[Result] = []
     try:
         for result in suite.run(settings):

@@ -22,7 +22,6 @@ from shoal.runtime.factors import Factors, watch
 from shoal.runtime.line import Suspended
 from shoal.runtime.memory import allocator
 from shoal.runtime.modes import Mode, choose
-from shoal.runtime.modes.local import LocalMode
 from shoal.runtime.replanning import Replanning, engine
 from shoal.runtime.rows import agree_rows, looked_up
 from shoal.runtime.served_state import await_all, take_over
@@ -88,10 +87,14 @@ class Replica:
         # One worker is served by nobody: its own optimizer steps, as in a plain loop.
         asked = Strategy() if served and team.seat.workers == 1 else team.strategy
         memory = allocator(asked, team.group, workers=team.seat.workers)
-        mode = choose(asked, self.parameters, team.seat, self.source.collect, allocate=memory)
-        agreement = mode.changes if isinstance(mode, LocalMode) else mode.gradients
-        if agreement is not None and agreement.compressor.timed:
-            agreement.stopwatch = Stopwatch(speaks=team.world.is_main)
+        mode = choose(
+            asked,
+            self.parameters,
+            team.seat,
+            self.source.collect,
+            allocate=memory,
+            stopwatch=Stopwatch(speaks=team.world.is_main),
+        )
         if team.seat.workers > 1 and mode.gradients is not None:
             mode.gradients.flats.buffers  # noqa: B018  all ranks take shared memory at one time
         if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:

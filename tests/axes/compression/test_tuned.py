@@ -36,6 +36,7 @@ from shoal.runtime.flats import Flats
 from shoal.strategy import parse
 from shoal.testing.contracts import check
 from shoal.testing.contracts.exchange import exchange
+from shoal.testing.hearing import heard
 from shoal.testing.lockstep import lockstep
 from shoal.testing.processes import run_workers
 
@@ -342,15 +343,7 @@ def test_bad_arguments_are_named(text: str) -> None:
 
 
 def trained(strategy: str) -> tuple[list[Tensor], list[str]]:
-    lines: list[str] = []
-
-    class Listening(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    log = logging.getLogger("shoal")
-    log.addHandler(Listening())
-    log.setLevel(logging.INFO)
+    lines = heard()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 4))
     x = torch.randn(64, 8)

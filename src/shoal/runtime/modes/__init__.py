@@ -9,6 +9,7 @@ import torch
 
 from shoal import rules
 from shoal.axes.compression import Trait
+from shoal.axes.compression.stopwatch import Stopwatch
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.control import WIDTH
 from shoal.runtime.flats import Allocate, Flats, zeros
@@ -50,6 +51,7 @@ def choose(
     collect: Callable[[Agreement], None],
     *,
     allocate: Allocate = zeros,
+    stopwatch: Stopwatch | None = None,
 ) -> Mode:
     """The mode that a strategy's facts ask for.
 
@@ -59,6 +61,7 @@ def choose(
         seat: which worker this is.
         collect: puts the gradients of the last backward into an agreement.
         allocate: where the memory of messages comes from.
+        stopwatch: for a compressor that goes by what rounds take; None where no time passes.
     """
     s = strategy
     if not s.synchrony.waits and s.coordination.via != "server":
@@ -68,6 +71,8 @@ def choose(
     tail = WIDTH * seat.workers if _rides(s, parameters) else 0
     flats = Flats(parameters, tail=tail, allocate=allocate)
     agreement = Agreement(flats, s.scheduling, s.compression)
+    if s.compression.timed:
+        agreement.stopwatch = stopwatch
     if rules.sends_gradients(s):
         return GradientMode(agreement)
     if s.synchrony.waits and s.coordination.sends == "parameter":
