@@ -6,8 +6,8 @@ import pytest
 
 from shoal.analyse.links import Link
 from shoal.axes.scheduling import Layer, Schedule, adaptive, magnitude, merged
-from shoal.runtime.choosing import Choice, Planned, link_of, ratio, summary
-from shoal.runtime.measuring import Layout, Record, Seen
+from shoal.runtime.choosing import Choice, Planned, link_of, ratio, summary, unlike
+from shoal.runtime.measuring import Layout, Record, Seen, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
 
 MB = 2**20
@@ -32,7 +32,7 @@ class Played:
         sent = [s for s in spans if s.lane == "exchange"]
         record.tasks = {i: [s.start, s.end] for i, s in enumerate(sent)}
         nbytes = [task.nbytes for task in self.tasks]
-        sizes = tuple(sorted({n for n in nbytes if n}))
+        sizes = (mean_nbytes(nbytes),)
         layout = Layout(tuple(layer.name for layer in LAYERS), sizes, self.every)
         told = layout.numbers([record] * self.every, nbytes, seconds)
         planned = self.choice.look(layout.seen(told))
@@ -60,7 +60,7 @@ def test_it_measures_tries_keeps_and_then_leaves_well_alone() -> None:
     played = Played(adaptive())
     played.settle()
     whys = [planned.why for _, planned in played.chosen]
-    assert whys[0].startswith("measured; a message takes")
+    assert whys[1].startswith("measured; a message takes")
     assert whys[-1].startswith("kept of")
     changes = len(played.chosen)
     played.settle()
@@ -88,6 +88,28 @@ def test_one_slow_spell_changes_nothing() -> None:
         played.link = Link(1e-4, beta)
         played.window()
     assert len(played.chosen) == before
+
+
+@pytest.mark.parametrize("link", [Link(2e-2, 1e-9), Link(5e-3, 1e-8), Link(1e-4, 1e-9)])
+@pytest.mark.parametrize("schedule", [merged(), adaptive()])
+def test_messages_of_another_size_are_measured_so_that_startup_and_rate_are_told_apart(
+    schedule: Schedule, link: Link
+) -> None:
+    played = Played(schedule, link)
+    played.settle()
+    _, survey = played.chosen[0]
+    assert survey.why == "to measure messages of another size"
+    _, decision = played.chosen[1]
+    assert decision.link.alpha == pytest.approx(link.alpha, rel=0.1)
+    assert decision.link.beta == pytest.approx(link.beta, rel=0.1)
+
+
+def test_a_survey_differs_much_from_what_was_seen_or_is_left_out() -> None:
+    even = [Layer(str(i), MB) for i in range(8)]
+    assert repr(unlike(8 * MB, even)) == "wfbp(1)"
+    assert repr(unlike(4 * MB, even)) == "wfbp(1)"
+    assert repr(unlike(MB, even)) == "fused(8MB)"
+    assert unlike(MB, even[:1]) is None
 
 
 def test_what_it_keeps_is_the_fastest_it_tried() -> None:

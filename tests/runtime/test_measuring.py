@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from shoal.flow import Mean
+from shoal.runtime.choosing import link_of
 from shoal.runtime.measuring import (
     Layout,
     Message,
     Record,
     Watch,
     backward_seconds,
+    busy_seconds,
     service_seconds,
 )
 from shoal.wire.null import NullWire
@@ -42,13 +44,24 @@ def test_a_gradient_took_the_time_since_the_one_before() -> None:
     assert taken == {"b": 0.5, "a": 2.5}
 
 
-def test_waiting_behind_other_messages_is_not_counted_as_sending() -> None:
-    messages = [Message(10, 0, 1), Message(10, 0, 2), Message(20, 0, 4), Message(20, 5, 7)]
-    assert service_seconds(messages) == {10: 1.0, 20: 2.0}
-
-
 def test_messages_that_share_the_link_take_their_sum_together() -> None:
-    assert service_seconds([Message(10, 0, 2.0), Message(10, 0, 2.0)]) == {10: 1.0}
+    messages = [Message(10, 0, 1), Message(10, 0, 2), Message(20, 0, 4), Message(20, 5, 7)]
+    assert service_seconds(messages) == {15: (4 + 2) / 4}
+
+
+def test_steps_with_few_and_with_many_messages_tell_what_one_costs_by_itself() -> None:
+    """All start at once and share the link, which takes 1 s a message and 0.01 s a byte."""
+    few = service_seconds([Message(100, 0, 2), Message(100, 0, 4)])
+    many = service_seconds([Message(20, 0, 1.2 * (k + 1)) for k in range(10)])
+    link = link_of({**few, **many}, None)
+    assert link.alpha == pytest.approx(1)
+    assert link.beta == pytest.approx(0.01)
+
+
+def test_a_pause_is_nobodys_time() -> None:
+    messages = [Message(8, 0, 1), Message(8, 0.5, 2), Message(8, 4, 5)]
+    assert busy_seconds(messages) == pytest.approx(3.0)
+    assert busy_seconds([]) == 0
 
 
 def test_empty_messages_tell_nothing() -> None:
@@ -85,7 +98,7 @@ def test_of_all_ranks_the_slowest_backward_and_the_shortest_message_count() -> N
 
 
 def test_a_rank_without_a_step_changes_nothing() -> None:
-    layout = Layout(("a",), (8, 16), steps=1)
+    layout = Layout(("a",), (12,), steps=1)
     one = layout.numbers([record(0, {"a": 2}, (0, 1), (1, 4))], [8, 16], 1.0)
     none = layout.numbers([None], [8, 16], 0.0)
     assert [max(pair) for pair in zip(one, none, strict=True)] == one

@@ -7,7 +7,7 @@ import pytest
 from shoal.analyse.links import Link
 from shoal.axes.scheduling import Layer, Task, adaptive
 from shoal.runtime.choosing import Choice, Planned
-from shoal.runtime.measuring import Layout, Record
+from shoal.runtime.measuring import Layout, Record, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
 
 MB = 2**20
@@ -44,7 +44,7 @@ class Training:
 
     def _look(self) -> None:
         nbytes = [task.nbytes for task in self.tasks]
-        sizes = tuple(sorted({n for n in nbytes if n}))
+        sizes = (mean_nbytes(nbytes),)
         layout = Layout(tuple(x.name for x in self.layers), sizes, self.schedule.every)
         records = [record for record, _ in self._window]
         taken = sorted(seconds for _, seconds in self._window)[len(self._window) // 2]

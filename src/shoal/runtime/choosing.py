@@ -1,6 +1,7 @@
 """Which plan holds now: measured, tried, kept, until the link is another.
 
-1. measure some steps under the first plan;
+1. measure some steps under the first plan, and some with messages of quite another size, since both
+   together tell what a message costs by itself and what its bytes do;
 2. ask the schedule for its contenders on these layers and this link, and try each for some steps;
 3. keep the fastest; the most promising one unless another is clearly faster;
 4. when messages take another time than they did, begin again with what was just seen.
@@ -15,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.analyse.links import Link, fit
-from shoal.axes.scheduling import Layer, Schedule
+from shoal.axes.scheduling import Layer, Schedule, fused, wfbp
 from shoal.runtime.measuring import Seen
 
 STARTUP = 1e-4  # seconds, of a link of which one size of message is all that was seen
-SPREAD = 4  # a line is trusted when the largest message is so many times the smallest
+SPREAD = 2  # a line is trusted when the largest message is so many times the smallest
 CHANGED = 2.0  # times as slow, or as fast, at two looks in a row, is another link
 CLEARLY = 0.98  # of the promising one's step: less is faster for certain
 
@@ -47,8 +48,9 @@ class Choice:
         self.link: Link | None = None
         self._points: dict[int, float] = {}
         self._left: list[Schedule] = []
-        self._tried: list[tuple[float, Schedule]] = []
-        self._trying: Schedule | None = None
+        self._tried: list[tuple[float, Planned]] = []
+        self._trying: Planned | None = None
+        self._surveyed = False
         self._usual: dict[int, float] | None = None
         self._odd = 0  # looks in a row at which messages took another time
 
@@ -71,18 +73,26 @@ class Choice:
             return None
         if self.link is not None:
             self._points.clear()
-        return self._begin(
-            seen, "measured" if self.link is None else f"messages take {slower:.2g}x"
-        )
+            return self._begin(seen, f"messages take {slower:.2g}x")
+        if not self._surveyed:
+            self._surveyed = True
+            self._points.update(seen.messages)
+            survey = unlike(next(iter(self._points)), self.layers)
+            if survey is not None:
+                return self._planned(survey, self.layers, "to measure messages of another size")
+        return self._begin(seen, "measured")
 
     def _begin(self, seen: Seen, why: str) -> Planned:
         self._learn(seen)
         link = self.link or Link(STARTUP, 0.0)
         offered = self.schedule.contenders
-        found = offered(self.layers, link.cost) if offered else (self.schedule,)
-        self._trying, *self._left = found
+        self._left = list(offered(self.layers, link.cost) if offered else (self.schedule,))
         self._tried, self._usual, self._odd = [], None, 0
-        return self._planned(self._trying, self.layers, f"{why}; {told(link)}")
+        return self._try(f"{why}; {told(link)}")
+
+    def _try(self, why: str) -> Planned:
+        self._trying = self._planned(self._left.pop(0), self.layers, why)
+        return self._trying
 
     def _judge(self, seen: Seen) -> Planned | None:
         """The steps of a trial are over: try the next, or keep the fastest."""
@@ -90,15 +100,14 @@ class Choice:
             self._tried.append((seen.step, self._trying))
         self._learn(seen)
         if self._left:
-            self._trying = self._left.pop(0)
-            return self._planned(self._trying, self.layers, "tried too")
+            return self._try("tried too")
         self._trying = None
         first, promising = self._tried[0]
         fastest, best = min(self._tried, key=lambda trial: trial[0])
         if fastest >= CLEARLY * first:
             fastest, best = first, promising
-        steps = ", ".join(f"{s} {1e3 * seconds:.3g} ms" for seconds, s in self._tried)
-        return self._planned(best, self.layers, f"kept of {steps} a step")
+        steps = ", ".join(f"{p.schedule} {1e3 * seconds:.3g} ms" for seconds, p in self._tried)
+        return best._replace(why=f"kept of {steps} a step; {told(self.link or best.link)}")
 
     def _learn(self, seen: Seen) -> None:
         self._points.update(seen.messages)
@@ -113,6 +122,19 @@ class Choice:
     def _planned(self, schedule: Schedule, layers: list[Layer], why: str) -> Planned:
         link = self.link or Link(STARTUP, 1e-9)
         return Planned(schedule, {layer.name: layer for layer in layers}, link, why)
+
+
+def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
+    """Messages of a size that tells more beside that one: every tensor alone, or all together.
+
+    None where a model has too few tensors for either.
+    """
+    total = sum(layer.nbytes for layer in layers)
+    alone = max(1, total // max(1, sum(layer.nbytes > 0 for layer in layers)))
+    smaller, larger = nbytes / alone, total / nbytes
+    if max(smaller, larger) < SPREAD:
+        return None
+    return wfbp(1) if smaller >= larger else fused(total)
 
 
 def link_of(points: Mapping[int, float], before: Link | None) -> Link:

@@ -4,7 +4,7 @@ A schedule that measures is planned anew from these numbers. Every rank must mak
 the numbers are made the same first, by one small all-reduce that leaves with the gradients:
 
 * the slowest rank's backward, layer by layer: all wait for it;
-* the shortest time that a message took on any rank, step by step: the others were early, and waited
+* the shortest time that messages took on any rank, step by step: the others were early, and waited
   for their peers, not for the link;
 * the slowest rank's step.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any, NamedTuple
 
 from shoal.flow import Ask
@@ -110,7 +110,7 @@ class Seen(NamedTuple):
     """What some steps took, the same on every rank."""
 
     backward: dict[str, float]  # seconds a parameter
-    messages: dict[int, float]  # seconds by size
+    messages: dict[int, float]  # seconds of one, by their average size
     step: float  # seconds; inf if none was seen whole
     changes: dict[str, float]  # |update| / |value| a parameter
 
@@ -124,15 +124,31 @@ def backward_seconds(began: float, arrivals: Mapping[str, float]) -> dict[str, f
     return taken
 
 
-def service_seconds(messages: Iterable[Message]) -> dict[int, float]:
-    """Mean seconds on the link by size; a message that queues behind others is not yet on it."""
-    taken: dict[int, list[float]] = {}
-    free = -math.inf
-    for nbytes, start, stop in sorted(messages, key=lambda m: m.stop):
-        if nbytes:
-            taken.setdefault(nbytes, []).append(max(0.0, stop - max(start, free)))
+def busy_seconds(messages: Iterable[Message]) -> float:
+    """Seconds during which at least one message was under way."""
+    busy, free = 0.0, -math.inf
+    for _, start, stop in sorted(messages, key=lambda m: m.start):
+        busy += max(0.0, stop - max(start, free))
         free = max(free, stop)
-    return {nbytes: fmean(seconds) for nbytes, seconds in taken.items()}
+    return busy
+
+
+def service_seconds(messages: Iterable[Message]) -> dict[int, float]:
+    """What a message takes, on average, by its average size; empty if there was none.
+
+    Several are under way at once and share the link, so no single one tells what it takes; all of a
+    step together do. Steps with other messages make other points of the link's line.
+    """
+    sent = [message for message in messages if message.nbytes]
+    if not sent:
+        return {}
+    return {mean_nbytes([message.nbytes for message in sent]): busy_seconds(sent) / len(sent)}
+
+
+def mean_nbytes(sizes: Sequence[int]) -> int:
+    """Of messages that carry something; 0 if none does."""
+    sent = [nbytes for nbytes in sizes if nbytes]
+    return sum(sent) // len(sent) if sent else 0
 
 
 class Layout(NamedTuple):

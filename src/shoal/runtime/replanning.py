@@ -20,7 +20,7 @@ from shoal.axes.scheduling import Layer
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.choosing import Choice, Planned, summary
 from shoal.runtime.engine import Engine
-from shoal.runtime.measuring import Layout, Watch
+from shoal.runtime.measuring import Layout, Watch, mean_nbytes
 from shoal.runtime.team import Team
 from shoal.wire.pending import Wire
 
@@ -74,7 +74,7 @@ class Replanning:
     def _issue(self, step: int) -> None:
         tasks = self.engine.agreement.tasks
         nbytes = [bound.task.nbytes for bound in tasks]
-        sizes = tuple(sorted({n for n in nbytes if n})) if self._times else ()
+        sizes = (mean_nbytes(nbytes),) if self._times else ()
         layout = Layout(tuple(self.engine.parameters), sizes, self.schedule.every)
         window = range(step - self.schedule.every, step)
         records = [self.watch.records.get(number) if number else None for number in window]

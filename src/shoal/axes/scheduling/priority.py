@@ -1,8 +1,9 @@
 """What the next forward needs first goes first; a layer starts as soon as its own slices are there.
 
-Tensors are cut into slices. Among those whose gradient exists, the slice of the earliest layer goes
-first. Collectives must be entered in one order by all ranks, so that order is worked out in advance
-from the layers' backward times and the cost of a message, not by a race at run time.
+Tensors are cut into slices, and small neighbours share one. Among those whose gradient exists, the
+slice of the earliest layer goes first. Collectives must be entered in one order by all ranks, so
+that order is worked out in advance, from the layers' backward times and the cost of a message as
+the first steps measured them, not by a race at run time.
 
 References:
     Jayarajan et al., `Priority-based parameter propagation <https://arxiv.org/abs/1905.03960>`_,
@@ -17,28 +18,29 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from shoal.axes.scheduling.grouping import cut
+from shoal.axes.scheduling.grouping import blocks, cut
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Slice, Task
 from shoal.notation import check_nbytes, nbytes_text
 
-DEFAULT = 2**20
+DEFAULT = 4 * 2**20
 
 
 def priority(size: int = DEFAULT) -> Schedule:
     """Send slices of ``size`` bytes, those of the first layers first.
 
     Args:
-        size: bytes a slice; P3 uses 50,000 numbers, ByteScheduler megabytes.
+        size: bytes a slice; P3 uses 50,000 numbers, ByteScheduler megabytes, since every message
+            costs something by itself.
 
     Example: ``priority``, ``priority(256)``.
     """
     check_nbytes("priority", size)
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-        return tuple(by_need(layers, cost, slices(layers, size)))
+        return tuple(by_need(layers, cost, blocks(layers, size)))
 
     name = "priority" if size == DEFAULT else f"priority({nbytes_text(size)})"
-    return Schedule(name, plan, overlaps=True, slices=True, early=True)
+    return Schedule(name, plan, overlaps=True, slices=True, early=True, measures="times")
 
 
 def by_need(

@@ -33,7 +33,7 @@ PLANNED = re.compile("merged|priority")
 BUCKET_NUMEL = 25 * 2**20 // 4
 FASTER, CLOSE = "<= 0.8696", "<= 1.03"
 SHARES = (0.3, 0.7)
-WARM_UP, MERGED_WARM_UP = 4, 12  # steps: merged has planned by the tenth
+WARM_UP, PLANNED_WARM_UP = 4, 17  # steps: what plans by itself has done so by the fifteenth
 Step = Callable[[], object]
 Times = Mapping[str, Sequence[float]]
 
@@ -57,7 +57,7 @@ class Duel:
     tries: int = 2
     blocks: int = 12
     steps: int = 2
-    warm_up: int = 26
+    warm_up: int = 27
     seed: int = 0
 
 
@@ -102,7 +102,8 @@ def _ours(times: Times) -> list[str]:
 
 def _warm_up(name: str, trainer: Trainer, duel: Duel) -> None:
     tell({DOING: f"warming up {name}"})
-    steps = duel.warm_up if name == ADAPTIVE else MERGED_WARM_UP if "merged" in name else WARM_UP
+    planned = PLANNED_WARM_UP if PLANNED.search(name) else WARM_UP
+    steps = duel.warm_up if name == ADAPTIVE else planned
     for _ in range(steps):
         trainer.step()
     trainer.settle()
