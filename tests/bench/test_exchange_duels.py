@@ -57,9 +57,10 @@ def test_where_there_is_little_to_overlap_it_is_said_and_not_judged() -> None:
     assert any("not judged" in row.metric for row in duel.judge("mlp", told))
 
 
-def test_duels_are_fought_with_two_models_and_at_two_rates() -> None:
-    assert {name.partition(",")[0] for name, _ in exchange.DUELS} == set(exchange.MODELS)
-    assert len({rate for _, rate in exchange.DUELS}) == 2
+def test_duels_are_fought_with_models_of_both_kinds_on_the_links_of_the_races() -> None:
+    kinds = {name.partition(",")[0].rpartition(" ")[2] for name, _ in exchange.DUELS}
+    assert kinds == set(exchange.MODELS)
+    assert {rate for _, rate in exchange.DUELS} == {exchange.FAST}
     assert {name for name, _ in exchange.DUELS} <= set(WORKLOADS)
 
 

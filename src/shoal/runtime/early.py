@@ -1,8 +1,9 @@
 """A layer's next forward starts as soon as its own gradients are agreed.
 
 After backward nothing is waited for. Before a module's next forward, its own parameters' tasks are
-settled and the optimizer takes its step for just these. Whatever no module's forward asked for is
-done before the next backward at the latest, or before the model or the optimizer is read.
+settled and the optimizer takes its step for these, and for those that came in the same messages.
+Whatever no module's forward asked for is done before the next backward at the latest, or before the
+model or the optimizer is read.
 
 Which modules are called is learnt in the first step: parameters that others use in their place (the
 output projection of ``nn.MultiheadAttention``) are updated before the nearest module around them
@@ -113,7 +114,8 @@ class EarlyUpdates:
         names = tuple(name for name in dict.fromkeys(names) if name in self._left)
         if not names:
             return
-        self.engine.settle_some(names)
+        agreed = self.engine.settle_some(names)
+        names = tuple(name for name in self.engine.parameters if name in agreed & self._left)
         places, parameters = self.engine.agreement.flats.places, self.engine.parameters
         with self._as_it_was():
             for name in names:

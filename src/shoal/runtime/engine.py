@@ -83,6 +83,7 @@ class Engine:
         self.live = False
         self._next = 0
         self._open: list[Suspended | None] = [None] * len(self.agreement.tasks)
+        self._agreed: set[int] = set()
         self._missing = list(self._expected)
         self._here: set[str] = set()
         self._filled: set[str] = set()
@@ -196,15 +197,21 @@ class Engine:
             self.line.join()
         self._reset()
 
-    def settle_some(self, names: tuple[str, ...]) -> None:
-        """Wait until the tasks of these parameters are agreed, and no longer."""
+    def settle_some(self, names: tuple[str, ...]) -> set[str]:
+        """Wait until the tasks of these parameters are agreed, and no longer.
+
+        Returns:
+            Whose tasks are all agreed by now: also of parameters that shared a message with these.
+        """
         wanted = sorted({i for name in names for i in self._tasks_of[name]})
         with self._standing():
             if self._lag is not None:
                 self.line.join(max((self._over[index] for index in wanted), default=0))
-                return
-            for index in wanted:
-                self._finish(index)
+            else:
+                for index in wanted:
+                    self._finish(index)
+        self._agreed.update(wanted)
+        return {name for name, tasks in self._tasks_of.items() if self._agreed.issuperset(tasks)}
 
     def _standing(self) -> AbstractContextManager[None]:
         """Inside, the step stands still for messages."""

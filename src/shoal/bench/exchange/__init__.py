@@ -46,7 +46,7 @@ STEPS = {"mlp": 60, "gpt": 44}
 SLOW_STEPS, QUICK_STEPS, COUNT_STEPS = 6, 12, 2
 SLOW_SECONDS = 40.0  # who is ten times as fast as DDP needs less
 MODELS = ("mlp", "gpt")
-DUELS = (("mlp, on a device", FAST), ("gpt, on a device", "2gbit"))
+DUELS = (("deep mlp, on a device", FAST), ("small gpt, on a device", FAST))
 COUNTED = "mlp, narrow"
 MINUTES = "<= 25"
 BUDGET_SECONDS = 24.5 * 60  # further seeds that would end later are left out

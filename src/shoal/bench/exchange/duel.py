@@ -56,7 +56,7 @@ class Duel:
     contenders: tuple[str, ...]
     tries: int = 2
     blocks: int = 12
-    steps: int = 2
+    steps: int = 3
     warm_up: int = 27
     seed: int = 0
 

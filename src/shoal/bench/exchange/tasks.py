@@ -68,9 +68,13 @@ GPT = Workload(
 WORKLOADS = {
     "mlp": MLP,
     "gpt": GPT,
-    # take about as long as they communicate, at the rates of the duels: where schedules differ
-    "mlp, on a device": _on_a_device(MLP, 0.35, batch=8),
-    "gpt, on a device": _on_a_device(GPT, 0.2, batch=1),
+    # of 5 M parameters, and take about as long as they communicate at 1 Gbit/s: schedules differ
+    "deep mlp, on a device": _on_a_device(
+        replace(MLP, model=lambda: mlp(PIXELS**2, 10, width=768, layers=9)), 0.25, batch=1
+    ),
+    "small gpt, on a device": _on_a_device(
+        replace(GPT, model=lambda: gpt(256, CONTEXT, layers=6, width=256, heads=4)), 0.25, batch=1
+    ),
     "mlp, narrow": Workload(
         lambda: mlp(PIXELS**2, 10, width=1024, layers=4), pictures, 32, held_out=160, rate=0.05
     ),
