@@ -29,7 +29,7 @@ from shoal.wire.shm.lines import (
     Lines,
 )
 
-_SPINS = 300  # about 20 microseconds
+_SPINS = 2000  # about 130 microseconds, which is what it costs to sleep and be woken
 _LATE = "not done within"
 
 
