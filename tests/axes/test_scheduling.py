@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.axes import AXES
 from shoal.axes.scheduling import Event, Layer, Schedule, Slice, fifo, priority, wfbp
+from shoal.errors import BadArgument
 from shoal.testing.contracts import make, samples
 from shoal.testing.contracts.scheduling import check_plan
 
@@ -92,6 +93,25 @@ def test_priority_on_a_fast_link_sends_as_backward_goes() -> None:
 def test_priority_on_a_slow_link_lets_the_first_layer_overtake() -> None:
     plan = priority(16).plan([Layer(name, 48, 1, 1) for name in "abc"], lambda nbytes: 10.0)
     assert [t.slices[0].layer for t in plan] == [2, 0, 0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("credit", "order"), [(16, [2, 0, 1]), (32, [2, 1, 0]), (48, [2, 1, 0])])
+def test_what_is_under_way_by_credit_is_not_overtaken(credit: int, order: list[int]) -> None:
+    """Backward of a layer takes 1 s, a message 10 s: with room for two, the second leaves at 2."""
+    layers = [Layer(name, 16, 1, 1) for name in "abc"]
+    plan = priority(16, credit=credit).plan(layers, lambda nbytes: 10.0)
+    assert [task.slices[0].layer for task in plan] == order
+
+
+def test_small_neighbours_share_a_slice() -> None:
+    plan = priority(64).plan([Layer(name, 16, 1, 1) for name in "abcdef"], free)
+    assert [[piece.layer for piece in task.slices] for task in plan] == [[5, 4, 3, 2], [1, 0]]
+
+
+@pytest.mark.parametrize("credit", [8, -1, 0.5, True])
+def test_a_credit_of_less_than_a_slice_is_refused(credit: float) -> None:
+    with pytest.raises(BadArgument):
+        priority(16, credit=credit)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 31])

@@ -47,7 +47,13 @@ def test_the_twin_of_the_best_fixed_one_widens_the_bar_and_too_much_noise_is_no_
     noisy = found(noise=0.02)
     noisy["timed"][ADAPTIVE] = [0.83] * 14
     assert bars(noisy)[1] == (duel.CLOSE, True)
-    assert bars(found(noise=0.05))[1] == (duel.CLOSE, None)
+
+
+def test_where_the_twin_is_too_noisy_only_a_whole_interval_beside_the_bar_tells() -> None:
+    assert bars(found(noise=0.05))[1] == (duel.CLOSE, True)
+    wide = found(noise=0.05)
+    wide["timed"][ADAPTIVE] = [0.8 if i // 2 % 2 else 0.84 for i in range(14)]
+    assert bars(wide)[1] == (duel.CLOSE, None)
 
 
 def test_where_there_is_little_to_overlap_it_is_said_and_not_judged() -> None:

@@ -43,7 +43,7 @@ class Played:
             self.tasks = planned.schedule.plan(layers, planned.link.cost)
 
     def settle(self) -> None:
-        for _ in range(6):
+        for _ in range(8):
             self.window()
 
 

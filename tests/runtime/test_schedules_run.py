@@ -25,7 +25,7 @@ from shoal.testing.hearing import heard
 from shoal.testing.processes import run_workers
 
 pytestmark = pytest.mark.gloo
-EPOCHS = 10  # of three batches: enough to measure, to try, and to keep
+EPOCHS = 12  # of three batches: enough to measure, to try, and to keep
 MODELS = {"odd": build(Odd, momentum), "deep": build(Deep, momentum)}
 MEASURED = ["merged", "adaptive", "adaptive(early=False)", "magnitude(64, 1)", "tictac"]
 FIXED = ["fused(64)", "dear(64)", "dear", "tictac(tic)"]

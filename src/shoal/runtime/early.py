@@ -3,7 +3,7 @@
 After backward nothing is waited for. Before a module's next forward, its own parameters' tasks are
 settled and the optimizer takes its step for these, and for those that came in the same messages.
 Whatever no module's forward asked for is done before the next backward at the latest, or before the
-model or the optimizer is read.
+model or the optimizer is read. Under a plan that is not early, the first module asks for all.
 
 Which modules are called is learnt in the first step: parameters that others use in their place (the
 output projection of ``nn.MultiheadAttention``) are updated before the nearest module around them
@@ -105,7 +105,8 @@ class EarlyUpdates:
             self._called.add(name)
         if not self._left:
             return
-        if not (self._learnt and module.training and name in self._own):
+        early = self.engine.early and self._learnt and name in self._own
+        if not (early and module.training):
             self.drain()  # in evaluation modules may read each other's parameters past forward
         else:
             self._finish((*self._loose, *self._own[name]))

@@ -49,6 +49,7 @@ class Engine:
         self.wire = wire
         self.parameters = parameters
         self.live = False
+        self.early = agreement.schedule.early  # whether forwards start before the step is over
         self.rides = agreement.flats.has_tail
         self._worker = worker
         self._watch = watch
@@ -56,10 +57,12 @@ class Engine:
         self._tail = agreement.flats.tail
         self._views = {name: agreement.flats.places[name].view for name in parameters}
         at_once = not (wire.blocks or agreement.schedule.scatters)
-        simple = Trait.ONE_SHOT in agreement.compressor.traits and at_once
+        window = agreement.schedule.window
+        simple = Trait.ONE_SHOT in agreement.compressor.traits and at_once and not window
         self.line: Inline | Thread = Inline() if simple else Thread()
         # a second half needs the first; others wait while the next is on its way
-        self._lag = None if simple else 0 if agreement.schedule.scatters else 1
+        lag = window - 1 if window else 0 if agreement.schedule.scatters else 1
+        self._lag = None if simple else lag
         if agreement.stopwatch is not None:
             agreement.stopwatch.overlap()
         self._handles = [

@@ -110,6 +110,7 @@ class Replanning:
     def _bind(self, planned: Planned) -> None:
         agreement = self.engine.agreement
         changed = agreement.rebind(planned.schedule, planned.layers, planned.link.cost)
+        self.engine.early = planned.schedule.early
         if changed:
             self.engine.bind()
         if self.team.world.is_main and (changed or self._times):

@@ -18,7 +18,7 @@ from shoal.axes.compression.pieces import pieces
 
 WORDS = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # by width: as many codes as fill a byte
 WIDEST = 8
-WORDS_AT_ONCE = 8192
+CODES_AT_ONCE = 2**19  # in many small pieces the calls cost more than the work
 
 
 def nbytes(count: int, width: int) -> int:
@@ -29,15 +29,20 @@ def nbytes(count: int, width: int) -> int:
 def pack(codes: Tensor, width: int) -> Tensor:
     """Put codes (n,), bytes below ``2 ** width``, into ``width`` bits each; (nbytes,) uint8."""
     raw = codes.view(torch.uint8)  # of bool and int8 too
-    if width in (1, 2, 4):
-        return _pack(raw, width)
     if width == WIDEST:
         return raw
-    found, done = [], 0
-    for single in _singles(width):
-        found.append(_pack((raw >> done) & (2**single - 1), single))
-        done += single
-    return torch.cat(found)
+    sizes = [nbytes(raw.numel(), single) for single in _singles(width)]
+    packed = raw.new_empty(sum(sizes))
+    parts = packed.split_with_sizes(sizes)
+    for piece in pieces(raw.numel(), size=CODES_AT_ONCE):
+        done = 0
+        for single, part in zip(_singles(width), parts, strict=True):
+            code = raw[piece] >> done if done else raw[piece]
+            if done + single < width:
+                code = code & (2**single - 1)
+            part[piece.start * single // 8 : -(-piece.stop * single // 8)] = _pack(code, single)
+            done += single
+    return packed
 
 
 def unpack(packed: Tensor, width: int, count: int) -> Tensor:
@@ -61,6 +66,7 @@ def _singles(width: int) -> tuple[int, ...]:
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
+    """Packed, each byte in a word of its own."""
     each = 8 // width
     if gap := -codes.numel() % each:
         codes = torch.cat([codes, codes.new_zeros(gap)])
@@ -68,10 +74,7 @@ def _pack(codes: Tensor, width: int) -> Tensor:
     top = 8 * (each - 1)
     # Code i stands at bit 8 i and is wanted at bit top + width i. No two products overlap.
     shifts = sum(1 << (top - (8 - width) * i) for i in range(each))
-    packed = codes.new_empty(words.numel())
-    for piece in pieces(words.numel(), size=WORDS_AT_ONCE):
-        packed[piece] = (words[piece] * shifts) >> top
-    return packed
+    return (words * shifts) >> top
 
 
 def _unpack(packed: Tensor, width: int) -> Tensor:

@@ -14,7 +14,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -42,11 +42,14 @@ def adaptive(early: bool = True) -> Schedule:
     """
 
     def contenders(layers: Sequence[Layer], cost: Cost) -> tuple[Schedule, ...]:
-        kinds = (_fusions(early), _partitions() if early else ())
-        best = [min(k, key=lambda s: price(s, layers, cost)) for k in map(tuple, kinds) if k]
-        best.sort(key=lambda s: price(s, layers, cost))
-        plain = _early(wfbp()) if early else wfbp()  # in case the model of the link is wrong
-        return (*best, *(s for s in [plain] if s not in best))
+        def best(kind: Iterable[Schedule]) -> Schedule:
+            return min(kind, key=lambda s: price(s, layers, cost))
+
+        # One update of all costs less time than one a message, which no plan tells; and wfbp is
+        # there in case the model of the link is wrong.
+        plain = best(_fusions()), wfbp()
+        found = (best(map(_early, _fusions())), best(_partitions())) if early else ()
+        return (*sorted(found, key=lambda s: price(s, layers, cost)), *dict.fromkeys(plain))
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         return contenders(layers, cost)[0].plan(layers, cost)
@@ -70,9 +73,9 @@ def price(schedule: Schedule, layers: Sequence[Layer], cost: Cost) -> float:
     return seconds(tasks, layers, cost)
 
 
-def _fusions(early: bool) -> Iterator[Schedule]:
-    for schedule in (merged(), *(fused(size) for size in SIZES)):
-        yield _early(schedule) if early else schedule
+def _fusions() -> Iterator[Schedule]:
+    yield merged()
+    yield from map(fused, SIZES)
 
 
 def _partitions() -> Iterator[Schedule]:
@@ -92,4 +95,4 @@ def _early(schedule: Schedule) -> Schedule:
         tasks = schedule.plan(layers, cost)
         return tuple(t._replace(due=Event("forward", t.slices[-1].layer)) for t in tasks)
 
-    return replace(schedule, plan=plan, early=True)
+    return replace(schedule, name=f"{schedule.name} with early forwards", plan=plan, early=True)

@@ -5,6 +5,10 @@ slice of the earliest layer goes first. Collectives must be entered in one order
 that order is worked out in advance, from the layers' backward times and the cost of a message as
 the first steps measured them, not by a race at run time.
 
+What is under way cannot be overtaken, so little of it keeps the order; but a link that always has
+the next message waiting is never idle. ByteScheduler's credit is the compromise: so many bytes may
+be under way at once.
+
 References:
     Jayarajan et al., `Priority-based parameter propagation <https://arxiv.org/abs/1905.03960>`_,
     2019 (P3).
@@ -20,27 +24,38 @@ from itertools import accumulate
 
 from shoal.axes.scheduling.grouping import blocks, cut
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Slice, Task
+from shoal.errors import BadArgument
 from shoal.notation import check_nbytes, nbytes_text
 
 DEFAULT = 4 * 2**20
 
 
-def priority(size: int = DEFAULT) -> Schedule:
+def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
     """Send slices of ``size`` bytes, those of the first layers first.
 
     Args:
         size: bytes a slice; P3 uses 50,000 numbers, ByteScheduler megabytes, since every message
             costs something by itself.
+        credit: bytes that may be under way at once, at least a slice; 0 leaves it to the backend.
 
-    Example: ``priority``, ``priority(256)``.
+    Example: ``priority``, ``priority(256)``, ``priority(256, credit=512)``.
     """
     check_nbytes("priority", size)
+    told = [nbytes_text(size)] if size != DEFAULT or credit else []
+    if credit:
+        told.append(f"credit={nbytes_text(credit) if isinstance(credit, int) else credit}")
+        check_nbytes("priority", credit)
+        if credit < size:
+            raise BadArgument(f"priority({', '.join(told)})", "the credit is at least one slice")
+    window = credit // size
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-        return tuple(by_need(layers, cost, blocks(layers, size)))
+        return tuple(by_need(layers, cost, blocks(layers, size), window=max(1, window)))
 
-    name = "priority" if size == DEFAULT else f"priority({nbytes_text(size)})"
-    return Schedule(name, plan, overlaps=True, slices=True, early=True, measures="times")
+    name = f"priority({', '.join(told)})" if told else "priority"
+    return Schedule(
+        name, plan, overlaps=True, slices=True, early=True, window=window, measures="times"
+    )
 
 
 def by_need(
@@ -49,19 +64,22 @@ def by_need(
     messages: Iterable[tuple[Slice, ...]],
     *,
     urgency: Callable[[int], float] = float,
+    window: int = 1,
 ) -> Iterator[Task]:
-    """Serve one link: whenever it is free, the most urgent message that is ready goes.
+    """Serve one link: whenever there is room, the most urgent message that is ready goes.
 
     Args:
         layers: in forward order, with their seconds.
         cost: of a message.
         messages: in the order of backward; each is ready with the earliest of its layers.
         urgency: of that layer, least first; by default the earliest layer's.
+        window: messages that are under way at once, one served after the other.
     """
     left = deque(messages)
     there = dict(zip(reversed(range(len(layers))), accumulate(_backward(layers)), strict=True))
     waiting: list[tuple[float, int, tuple[Slice, ...]]] = []
-    now = 0.0
+    now = free = 0.0
+    under_way: deque[float] = deque()  # when each is done
     while waiting or left:
         if not waiting:
             now = max(now, there[left[0][-1].layer])
@@ -69,7 +87,10 @@ def by_need(
             heapq.heappush(waiting, (urgency(layer), layer, left.popleft()))
         _, layer, slices = heapq.heappop(waiting)
         task = Task(slices, "reduce", Event("backward", layer), Event("forward", layer), layer)
-        now += cost(task.nbytes)
+        free = max(free, now) + cost(task.nbytes)
+        under_way.append(free)
+        if len(under_way) == window:
+            now = max(now, under_way.popleft())
         yield task
 
 

@@ -65,6 +65,7 @@ class Schedule:
         scatters: whether sums are first scattered over ranks and gathered later.
         queues: whether messages overtake each other at the hops of a route: of those that wait, the
             one asked for last goes first, so the plan lists them from the least urgent on.
+        window: messages that may be under way at once; 0 leaves it to the backend.
         measures: what the plan needs to know of the steps before, so that it is made anew as they
             tell: ``times`` of layers and messages, or ``changes`` of parameters.
         every: steps between such looks.
@@ -79,6 +80,7 @@ class Schedule:
     early: bool = False
     scatters: bool = False
     queues: bool = False
+    window: int = 0
     measures: Literal["nothing", "times", "changes"] = "nothing"
     every: int = 5
     contenders: Contenders | None = field(default=None, compare=False)

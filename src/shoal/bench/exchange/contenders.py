@@ -27,7 +27,6 @@ ADAPTIVE = "all_reduce, bsp, adaptive, exact"
 STRATEGIES = (
     "all_reduce, bsp, wfbp, sufficient_factors",
     OUR_POWERSGD,
-    TOPK,
     "all_reduce, local(16), fifo, exact",
     SELDOM,
     SELDOM_TOPK,
@@ -39,7 +38,6 @@ SLOW_STRATEGIES = (OUR_POWERSGD, SELDOM, SELDOM_TOPK)
 """The same where the network is so slow that others would take minutes."""
 
 SCHEDULES = (
-    "all_reduce, bsp, fifo, exact",
     "all_reduce, bsp, wfbp, exact",
     "all_reduce, bsp, merged, exact",
     "all_reduce, bsp, priority, exact",

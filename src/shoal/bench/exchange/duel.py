@@ -26,7 +26,7 @@ from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL, Trainer, build
 from shoal.bench.exchange.tasks import WORKLOADS, make
 from shoal.bench.exchange.telling import DOING, most, tell
 from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import Estimate, estimate, paired_ratios, verdict
+from shoal.bench.statistics import Estimate, estimate, paired_ratios, settled, verdict
 
 ALONE, TWIN = "communication alone", "twin"
 PLANNED = re.compile("merged|priority")
@@ -46,7 +46,8 @@ class Duel:
         workload: name of the model and its data.
         contenders: strategies; DDP, no exchange and communication alone come by themselves.
         tries: blocks of all.
-        blocks: of those who are judged; twelve are the least that give an interval.
+        blocks: of those who are judged; twelve are the least that give an interval, with eighteen
+            one that leaves out the ends.
         steps: in one timing.
         warm_up: steps of adaptive, by which it has decided; others need fewer.
         seed: of parameters and samples.
@@ -55,9 +56,9 @@ class Duel:
     workload: str
     contenders: tuple[str, ...]
     tries: int = 2
-    blocks: int = 12
-    steps: int = 3
-    warm_up: int = 27
+    blocks: int = 18
+    steps: int = 2
+    warm_up: int = 32
     seed: int = 0
 
 
@@ -157,14 +158,16 @@ def judge(case: str, found: Mapping[str, Any]) -> Iterable[Result]:
     best, planned = chosen(tried)
     control = _ratio(timed, TWIN, best)
     yield _row(f"{case}: {best}, again", usual[TWIN], best, control)
-    faster = _row(f"{case}: best, {planned}", usual[planned], DDP, _ratio(timed, planned, DDP))
+    ratio = _ratio(timed, planned, DDP)
+    faster = _row(f"{case}: best, {planned}", usual[planned], DDP, ratio)
     if SHARES[0] <= share <= SHARES[1]:
-        yield _barred(faster, FASTER, control)
+        yield _barred(faster, FASTER, ratio, control)
     else:
         yield replace(faster, metric="step time, lossless, not judged: little to overlap")
     if ADAPTIVE in timed:
         ratio = _ratio(timed, ADAPTIVE, best)
-        yield _barred(_row(f"{case}: {ADAPTIVE}", usual[ADAPTIVE], best, ratio), CLOSE, control)
+        close = _row(f"{case}: {ADAPTIVE}", usual[ADAPTIVE], best, ratio)
+        yield _barred(close, CLOSE, ratio, control)
 
 
 def _ratio(times: Times, name: str, peer: str) -> Estimate:
@@ -176,6 +179,7 @@ def _row(case: str, seconds: float, peer: str, ratio: Estimate) -> Result:
     return Result(case, "step time, lossless", seconds * 1e3, "ms", *told)
 
 
-def _barred(row: Result, bar: str, control: Estimate) -> Result:
-    holds = verdict(Bar.parse(bar), row.ratio or 0.0, half_width=control.interval.half_width)
-    return replace(row, bar=bar, holds=holds)
+def _barred(row: Result, bar: str, ratio: Estimate, control: Estimate) -> Result:
+    wanted = Bar.parse(bar)
+    holds = verdict(wanted, ratio.value, half_width=control.interval.half_width)
+    return replace(row, bar=bar, holds=settled(wanted, ratio) if holds is None else holds)

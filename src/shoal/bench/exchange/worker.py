@@ -26,7 +26,16 @@ import torch.distributed as dist
 
 from shoal.bench.contenders import loss
 from shoal.bench.exchange import sockets
-from shoal.bench.exchange.contenders import DDP, EXACT, NULL, Trainer, build, period
+from shoal.bench.exchange.contenders import (
+    DDP,
+    EXACT,
+    NULL,
+    OUR_POWERSGD,
+    POWERSGD,
+    Trainer,
+    build,
+    period,
+)
 from shoal.bench.exchange.judge import Smooth, reaches
 from shoal.bench.exchange.tasks import WORKLOADS, held_out, make
 from shoal.bench.exchange.telling import mean, most, tell
@@ -34,6 +43,7 @@ from shoal.bench.exchange.telling import mean, most, tell
 NULL_STEPS, WARM_UP_STEPS = 8, 2
 LEAST_SECONDS = 10.0
 EXACT_PATIENCE = 1.3  # how many steps exact needs must be known
+HOOK_PATIENCE = 1.55  # of our powersgd's time: by then torch's hook has lost, or its time is known
 TIMEOUT = timedelta(minutes=2)  # of one exchange; the slowest takes seconds
 
 
@@ -77,15 +87,19 @@ class Race:
     def run(self) -> None:
         """All of them, DDP first: its last loss is what the others are to reach."""
         tell({"null_seconds": self.null(), "data": self.data.source})
-        target, slowest = self.job.target, math.inf
+        target, slowest, ours = self.job.target, math.inf, 0.0
         for name in (DDP, *self.job.contenders):
             tell({"doing": name})
             goal = None if name == DDP else target
             patience = slowest * (EXACT_PATIENCE if name == EXACT else self.job.patience)
+            if name == POWERSGD:
+                patience = max(patience, HOOK_PATIENCE * ours)
             self.most_seconds = min(self.job.most_seconds, max(LEAST_SECONDS, patience))
             found = self.train(name, goal)
             if target is None:
                 _, slowest, target = found["curve"][-1]
+            if name == OUR_POWERSGD:
+                _, ours, _ = found["curve"][-1]
             tell({"contender": name, "target": target, **found})
 
     def null(self) -> float:

@@ -18,7 +18,7 @@ from shoal.wire.shm.pieces import Pieces
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.slots import ALIGN
 
-_SHORT_NBYTES = 16 << 10  # below, everyone combines everything
+_SHORT_NBYTES = 4 << 20  # of all ranks: to combine these everywhere costs less than to meet again
 
 
 @lru_cache(maxsize=1024)
@@ -37,7 +37,7 @@ class Combining(Pieces):
             if span is not None:
                 self._reduce_in_place(title, bucket, span, how)
                 return
-        if self.size == 2 or flat.nbytes <= _SHORT_NBYTES:
+        if self.size == 2 or flat.nbytes * self.size <= _SHORT_NBYTES:
             self._reduce(title, flat, how, range(self.size))
         else:
             self._reduce_in_pieces(title, flat, how)
