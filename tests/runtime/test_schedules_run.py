@@ -27,7 +27,15 @@ from shoal.testing.processes import run_workers
 pytestmark = pytest.mark.gloo
 EPOCHS = 12  # of three batches: enough to measure, to try, and to keep
 MODELS = {"odd": build(Odd, momentum), "deep": build(Deep, momentum)}
-MEASURED = ["merged", "adaptive", "adaptive(early=False)", "magnitude(64, 1)", "tictac"]
+MEASURED = [
+    "merged",
+    "adaptive",
+    "adaptive(early=False)",
+    "magnitude(64, 1)",
+    "tictac",
+    "priority(64)",
+    "priority(64, credit=128)",
+]
 FIXED = ["fused(64)", "dear(64)", "dear", "tictac(tic)"]
 SERVED = ["parameter_server(2), tictac", "parameter_server(2), tictac(tic)"]
 EF = "error_feedback(topk(0.5))"

@@ -1,7 +1,8 @@
 """Which plan holds now: measured, tried, kept, until the link is another.
 
 1. measure some steps under the first plan, and some with messages of quite another size, since both
-   together tell what a message costs by itself and what its bytes do;
+   together tell what a message costs by itself and what its bytes do; a schedule that only changes
+   the order of its messages never sends others;
 2. ask the schedule for its contenders on these layers and this link, and try each for some steps;
 3. keep the fastest; the most promising one unless another is clearly faster;
 4. when messages take another time than they did, begin again with what was just seen.
@@ -74,7 +75,7 @@ class Choice:
         if self.link is not None:
             self._points.clear()
             return self._begin(seen, f"messages take {slower:.2g}x")
-        if not self._surveyed:
+        if not self._surveyed and not self.schedule.reorders:
             self._surveyed = True
             self._points.update(seen.messages)
             survey = unlike(next(iter(self._points)), self.layers)

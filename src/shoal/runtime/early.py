@@ -115,8 +115,8 @@ class EarlyUpdates:
         names = tuple(name for name in dict.fromkeys(names) if name in self._left)
         if not names:
             return
-        agreed = self.engine.settle_some(names)
-        names = tuple(name for name in self.engine.parameters if name in agreed & self._left)
+        came = self.engine.settle_some(names) & self._left - self._unused  # in the same messages
+        names = tuple(dict.fromkeys((*names, *came)))
         places, parameters = self.engine.agreement.flats.places, self.engine.parameters
         with self._as_it_was():
             for name in names:

@@ -49,7 +49,7 @@ class Engine:
         self.wire = wire
         self.parameters = parameters
         self.live = False
-        self.early = agreement.schedule.early  # whether forwards start before the step is over
+        self.early = agreement.schedule.early  # whether forwards start early under today's plan
         self.rides = agreement.flats.has_tail
         self._worker = worker
         self._watch = watch

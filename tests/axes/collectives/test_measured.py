@@ -10,7 +10,7 @@ import pytest
 
 from shoal.axes.collectives import fastest
 from shoal.axes.collectives.collective import UNKNOWN
-from shoal.errors import BadArgument
+from shoal.errors import BadArgument, UnknownName
 from shoal.strategy import parse
 
 KB, MB = 2**10, 2**20
@@ -67,6 +67,8 @@ def test_a_world_that_was_not_measured_is_refused_by_name(tmp_path: Path) -> Non
     refusal = fastest(written(tmp_path)).refusal
     assert not any(map(refusal, (1, 2, 4)))
     assert "has measured 2, 4 ranks, not 3" in refusal(3)
+    with pytest.raises(BadArgument, match="not 3"):
+        chosen(written(tmp_path), 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -91,5 +93,5 @@ def test_what_is_no_report_is_refused_with_the_command_that_makes_one(
 
 
 def test_a_route_that_nobody_knows_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="teleport"):
+    with pytest.raises(UnknownName, match="teleport"):
         fastest(written(tmp_path, {"4KB, 2 ranks": "teleport"}))

@@ -48,6 +48,14 @@ def test_int8_rounds_to_a_127th_of_the_largest_of_the_block() -> None:
     assert said(int8(2), [127.0, -3.4, 1.27, 0.016]) == pytest.approx([127, -3, 1.27, 0.02])
 
 
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_int8_says_nothing_but_zeros_of_blocks_of_zeros(zero: float) -> None:
+    ask = next(int8(4).flow(Value(torch.full((256,), zero)), None, 0))
+    codes, scales = ask.parts
+    assert not codes.any()
+    assert not scales.any()
+
+
 def test_int8_keeps_an_outlier_out_of_other_blocks() -> None:
     x = torch.cat([torch.tensor([1e6]), randn(255), randn(256, seed=1)])
     lost = (exchange(int8(256), [x]).ends[0].mine - x).abs()

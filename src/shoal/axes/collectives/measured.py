@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from shoal.errors import BadArgument
@@ -30,7 +29,13 @@ class Winners:
     by_size: Mapping[int, Mapping[int, str]]
 
     def at(self, nbytes: float, ranks: int) -> str:
-        """The winner at the size measured that is nearest, by ratio."""
+        """The winner at the size measured that is nearest, by ratio.
+
+        Raises:
+            BadArgument: so many ranks were not measured.
+        """
+        if why := self.refusal(ranks):
+            raise BadArgument(f"fastest({self.path!r})", why)
         sizes = self.by_size[ranks]
         return sizes[min(sizes, key=lambda size: abs(math.log(size / max(nbytes, 1))))]
 
@@ -44,7 +49,6 @@ class Winners:
         )
 
 
-@lru_cache(maxsize=8)
 def winners(path: str) -> Winners:
     """Read a report of ``shoal bench routes``.
 

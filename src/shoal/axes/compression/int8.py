@@ -45,7 +45,7 @@ def int8(block: int = 256) -> Compressor:
         scales = flat.new_empty(-(-flat.numel() // block), dtype=wide(flat.dtype))
         for piece in pieces(flat.numel(), block):
             x = blocks(flat[piece], block)  # (blocks, block)
-            most = torch.maximum(x.amax(1), x.amin(1).neg_())
+            most = torch.maximum(x.amax(1), x.amin(1).neg_()).abs_()  # never -0
             scales[of_blocks(piece, block)] = most / TOP
             code = (x * factor(most, TOP).unsqueeze(1)).round_()
             codes[piece] = code.view(-1)[: piece.stop - piece.start]

@@ -36,7 +36,7 @@ def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
     Args:
         size: bytes a slice; P3 uses 50,000 numbers, ByteScheduler megabytes, since every message
             costs something by itself.
-        credit: bytes that may be under way at once, at least a slice; 0 leaves it to the backend.
+        credit: bytes that may be under way at once, counted in slices; 0 leaves it to the backend.
 
     Example: ``priority``, ``priority(256)``, ``priority(256, credit=512)``.
     """
@@ -54,7 +54,14 @@ def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
 
     name = f"priority({', '.join(told)})" if told else "priority"
     return Schedule(
-        name, plan, overlaps=True, slices=True, early=True, window=window, measures="times"
+        name,
+        plan,
+        overlaps=True,
+        slices=True,
+        early=True,
+        window=window,
+        measures="times",
+        reorders=True,
     )
 
 

@@ -68,6 +68,7 @@ class Schedule:
         window: messages that may be under way at once; 0 leaves it to the backend.
         measures: what the plan needs to know of the steps before, so that it is made anew as they
             tell: ``times`` of layers and messages, or ``changes`` of parameters.
+        reorders: whether what is measured only changes the order: the messages stay the same.
         every: steps between such looks.
         contenders: ``(layers, cost) -> schedules`` among which a few steps of each decide, the most
             promising first; without, the plan is what it says.
@@ -82,6 +83,7 @@ class Schedule:
     queues: bool = False
     window: int = 0
     measures: Literal["nothing", "times", "changes"] = "nothing"
+    reorders: bool = False
     every: int = 5
     contenders: Contenders | None = field(default=None, compare=False)
 

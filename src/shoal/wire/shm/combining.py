@@ -37,7 +37,8 @@ class Combining(Pieces):
             if span is not None:
                 self._reduce_in_place(title, bucket, span, how)
                 return
-        if self.size == 2 or flat.nbytes * self.size <= _SHORT_NBYTES:
+        short = min(_SHORT_NBYTES // self.size, self.slots.cached)
+        if self.size == 2 or flat.nbytes <= short:
             self._reduce(title, flat, how, range(self.size))
         else:
             self._reduce_in_pieces(title, flat, how)

@@ -88,7 +88,8 @@ class Hosts:
     def _slowest(self, seconds: Tensor) -> None:
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
-        self.everyone.allreduce([seconds], options).wait()
+        with _named(_AGREE):
+            self.everyone.allreduce([seconds], options).wait()
 
     def _agree(self, title: bytes) -> None:
         """Make sure that all hosts have come to the same collective."""
