@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from shoal.bench.blocks import keep_memory, slowest
 from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import ORDERS, Timings, compare, settled
+from shoal.bench.statistics import ORDERS, Timings, compare, judged
 from shoal.bench.suites import Settings
 from shoal.models import gpt, mlp
 from shoal.testing.processes import run_workers
@@ -50,14 +50,12 @@ def steps(settings: Settings) -> Iterator[Result]:
         seconds = median(timings.subject)
         row = Result(case, "step time of DDP", 1e3 * seconds, "ms", "DDP on gloo", 1.0)
         ratio, control = found.ratio, found.control
-        wanted = Bar.parse(bar)
-        holds = found.holds(wanted)
         yield replace(
             row,
             ratio=ratio.value,
             interval=ratio.interval,
             bar=bar,
-            holds=settled(wanted, ratio) if holds is None else holds,
+            holds=judged(Bar.parse(bar), ratio, control),
         )
         yield replace(
             row,

@@ -10,7 +10,7 @@
    neither a model of the noise nor random numbers, so the same timings give the same interval.
 5. The control, twin against peer, tells how far apart equals seem to be. The half-width of its
    interval widens the bar; over ``MAX_HALF_WIDTH`` the machine is too noisy to tell: no verdict.
-   Where bars are far from one (``settled``), the ratio's own interval may tell nevertheless.
+   Where it says so (``judged``), the ratio's own interval may tell nevertheless.
 
 Hence a subject that meets its bar exactly fails it in about 2.5 % of the runs, and one that is
 better in fewer; the tests measure both.
@@ -121,6 +121,12 @@ def settled(bar: Bar, ratio: Estimate) -> bool | None:
     """What a noisy machine can still tell: whether the whole interval is on one side of the bar."""
     ends = {bar.met(ratio.interval.low), bar.met(ratio.interval.high)}
     return ends.pop() if len(ends) == 1 else None
+
+
+def judged(bar: Bar, ratio: Estimate, control: Estimate) -> bool | None:
+    """The verdict by the control; where that is too wide, what is settled without it."""
+    holds = verdict(bar, ratio.value, half_width=control.interval.half_width)
+    return settled(bar, ratio) if holds is None else holds
 
 
 def verdict(bar: Bar, number: float, *, half_width: float) -> bool | None:

@@ -26,7 +26,7 @@ from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL, Trainer, build
 from shoal.bench.exchange.tasks import WORKLOADS, make
 from shoal.bench.exchange.telling import DOING, most, tell
 from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import Estimate, estimate, paired_ratios, settled, verdict
+from shoal.bench.statistics import Estimate, estimate, judged, paired_ratios
 
 ALONE, TWIN = "communication alone", "twin"
 PLANNED = re.compile("merged|priority")
@@ -180,6 +180,4 @@ def _row(case: str, seconds: float, peer: str, ratio: Estimate) -> Result:
 
 
 def _barred(row: Result, bar: str, ratio: Estimate, control: Estimate) -> Result:
-    wanted = Bar.parse(bar)
-    holds = verdict(wanted, ratio.value, half_width=control.interval.half_width)
-    return replace(row, bar=bar, holds=settled(wanted, ratio) if holds is None else holds)
+    return replace(row, bar=bar, holds=judged(Bar.parse(bar), ratio, control))
