@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from shoal.errors import BadArgument, UsageError
+from shoal.errors import BadArgument, LayoutMismatch, PeerLost, UsageError
 from shoal.wire.shm import futex, segment
+from shoal.wire.shm.board import Board, entitled
 from shoal.wire.shm.connect import LIMIT, Layout, layout, limit_nbytes
 from shoal.wire.shm.flat import flatten, restore
+from shoal.wire.shm.host import Host
+from shoal.wire.shm.lines import Lines
 from shoal.wire.shm.peers import Peer, host_key, myself
 from shoal.wire.shm.reduction import reduction
 from shoal.wire.shm.segment import make, map_from, map_own
+from shoal.wire.shm.slots import Slots
 from shoal.wire.shm.work import Lane, Work
 
 
@@ -109,6 +115,16 @@ def test_a_layout_fits_its_limit_or_is_refused(monkeypatch: pytest.MonkeyPatch) 
             limit_nbytes()
 
 
+DTYPES = torch.float32, torch.bfloat16, torch.float8_e5m2
+
+
+def alone() -> Board:
+    """Where a group of one meets."""
+    mapped = map_own(offer := make(4096))
+    offer.withdraw()
+    return Board(Lines(mapped, 0, peers=[myself()], names=[0]), 5)
+
+
 def test_flat_forms_share_memory_where_they_can() -> None:
     plain = torch.zeros(3, 4, requires_grad=True)
     flat = flatten(plain, "x")
@@ -122,8 +138,7 @@ def test_flat_forms_share_memory_where_they_can() -> None:
 
 
 def test_a_long_reduction_in_blocks_is_the_same_as_in_one() -> None:
-    how = reduction(dist.ReduceOp.SUM.op if hasattr(dist.ReduceOp.SUM, "op") else
-                    dist.ReduceOp.RedOpType.SUM, torch.float32)  # fmt: skip
+    how = reduction(hash(dist.ReduceOp.SUM), torch.float32)
     xs = [torch.randn(100_001) for _ in range(3)]
     whole, blocks = torch.empty(100_001), torch.empty(100_001)
     threads = torch.get_num_threads()
@@ -140,20 +155,65 @@ def test_a_long_reduction_in_blocks_is_the_same_as_in_one() -> None:
 
 def test_a_lane_keeps_order_and_hands_on_what_tasks_raise() -> None:
     seen: list[int] = []
-    failures: list[BaseException] = []
-    lane = Lane(lambda background: None, failures.append)
+    board = alone()
+    lane = Lane(board)
     gate = threading.Event()
     first = lane.do(lambda: (gate.wait(10), seen.append(0))[1], [], background=True)
     second = lane.do(lambda: seen.append(1 // 0), [], background=True)
     assert not first.is_completed()
     gate.set()
-    lane.do(lambda: seen.append(2), [], background=False)
-    assert seen == [0, 2]
+    with pytest.raises(PeerLost, match=r"failed before: .*division"):
+        lane.do(lambda: seen.append(2), [], background=False)
+    assert seen == [0]
     with pytest.raises(ZeroDivisionError):
         second.wait()
     assert isinstance(second.exception(), ZeroDivisionError)
-    assert len(failures) == 1
+    assert board.lines.reason(0) == "integer division or modulo by zero"
     lane.stop()
+
+
+def test_a_mismatch_does_not_break_what_comes_after() -> None:
+    lane = Lane(alone())
+
+    def mismatch() -> None:
+        raise LayoutMismatch("ranks came to different collectives")
+
+    with pytest.raises(LayoutMismatch):
+        lane.do(mismatch, [], background=False)
+    assert lane.do(lambda: None, [], background=False).is_success()
+    lane.stop()
+
+
+def test_a_prepared_reduction_does_the_same_again() -> None:
+    sizes = (0, 1, 40_000)  # the last in two blocks where torch has two threads
+    threads = torch.get_num_threads()
+    for op, dtype, numel in itertools.product(("SUM", "AVG", "MAX"), DTYPES, sizes):
+        how = reduction(hash(getattr(dist.ReduceOp, op)), dtype)
+        sources = [torch.randn(numel).to(dtype) for _ in range(3)]
+        wanted, out = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
+        how(wanted, sources)
+        torch.set_num_threads(2)
+        again = how.prepare(out, sources)
+        torch.set_num_threads(threads)
+        for _ in range(2):
+            out.zero_()
+            again()
+            assert out.view(torch.uint8).equal(wanted.view(torch.uint8)), how.name
+
+
+def test_a_prepared_message_is_not_kept_alive_nor_taken_for_another() -> None:
+    mapped = map_own(offer := make(1 << 20))
+    offer.withdraw()
+    host = Host(alone(), Slots(mapped, 4096, nbytes=64 << 10, rank=0))
+    how = reduction(hash(dist.ReduceOp.SUM), torch.float32)
+    tensor = torch.arange(40_000, dtype=torch.float32)  # three rounds of a slot
+    gone = weakref.ref(tensor.untyped_storage())
+    for _ in range(4):  # more often than there are slots
+        host.all_reduce(entitled("sum of 40000"), tensor, how)
+        host.all_reduce(entitled("sum of 10"), tensor[:10], how)
+    assert tensor.equal(torch.arange(40_000, dtype=torch.float32))
+    del tensor
+    assert gone() is None
 
 
 def test_a_future_is_settled_once_whoever_comes_first() -> None:

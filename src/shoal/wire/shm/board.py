@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Iterable
 
@@ -22,15 +23,18 @@ from shoal.wire.shm.lines import (
     FAILED,
     LEFT,
     LINE_NBYTES,
+    MARKS,
     PRESENT,
+    SLEEPS_WORDS,
     SLICE,
     STATUS_WORDS,
     TITLE_NBYTES,
     Lines,
 )
 
-_SPINS = 2000  # about 130 microseconds, which is what it costs to sleep and be woken
+_LOOKS = 200  # about 150 microseconds on an idle core, which is what sleep and waking cost
 _LATE = "not done within"
+_yield = getattr(os, "sched_yield", lambda: None)
 
 
 def entitled(text: str) -> bytes:
@@ -48,14 +52,33 @@ class Board:
 
     def __init__(self, lines: Lines, seconds: float) -> None:
         self.lines, self.seconds = lines, seconds
-        self._count, self._turn, self._title = 0, 0, b""
+        self._count, self._turn = 0, 0
+        self._titles, self._marks = [b"", b""], [0, 0]  # what this rank says it does, by turn
         mine = LINE_NBYTES * lines.rank + ARRIVED
         self._word, self._address = mine >> 2, lines.address + mine
         starts = [(r, LINE_NBYTES * r + ARRIVED) for r in range(lines.size) if r != lines.rank]
         self._others = [(start >> 2, lines.address + start, r) for r, start in starts]
-        # With fewer cores than ranks, who spins keeps the one it waits for from running.
-        self.eager_spins = _SPINS if lines.size <= len(os.sched_getaffinity(0)) else 0
-        self.spins = self.eager_spins
+        self._theirs = [(LINE_NBYTES * r + MARKS) >> 3 for r, _ in starts]
+        self._barrier = threading.Lock()
+        self._looks = _LOOKS
+        self._broken: BaseException | None = None
+
+    def prepare(self, *, background: bool) -> None:
+        """Get ready for a collective, which the caller waits for or which runs in the background.
+
+        Raises:
+            PeerLost: one has failed before, so ranks may be anywhere.
+        """
+        if self._broken is not None:
+            raise PeerLost(f"the group has failed before: {self._broken}") from self._broken
+        # In the background somebody else here may have work for the core, and for Python's lock.
+        self._looks = 0 if background else _LOOKS
+
+    def failed(self, error: BaseException) -> None:
+        """Remember what went wrong, and tell; but all see a mismatch alike, and can go on."""
+        if not isinstance(error, LayoutMismatch) and self._broken is None:
+            self._broken = error
+            self.fail(error)
 
     def begin(self, title: bytes) -> None:
         """Come to the first meeting of a collective, and make sure all came to the same one.
@@ -67,11 +90,13 @@ class Board:
             LayoutMismatch: somebody is about to do something else; both are shown.
         """
         self._turn = turn = self._turn ^ 1
-        self._title = title
-        self.lines.entitle(turn, title)
+        if self._titles[turn] != title:
+            self._titles[turn], self._marks[turn] = title, self.lines.entitle(turn, title)
         self.meet()
-        if self.lines.differs(turn, title):
-            raise LayoutMismatch(self._difference(turn))
+        marks, mine = self.lines.marks, self._marks[turn]
+        for at in self._theirs:
+            if marks[at + turn] != mine:
+                raise LayoutMismatch(self._difference(turn))
 
     def meet(self) -> None:
         """Wait until every rank has come here.
@@ -83,26 +108,44 @@ class Board:
         words, behind = self.lines.words, self._count
         self._count = now = (behind + 1) & 0x3FFFFFFF
         words[self._word] = now
-        futex.wake(self._address)
+        self._barrier.acquire()  # what was written is seen before what follows is read:
+        self._barrier.release()  # so either I see that somebody sleeps, or it sees my word
+        for word, _, _ in self._others:
+            if words[word + SLEEPS_WORDS]:
+                futex.wake(self._address)
+                break
         for word, address, _ in self._others:
             if words[word] == behind:
                 self._await(word, address, behind)
             if words[word + STATUS_WORDS] == FAILED:  # it came, but others did not, so it gave up
-                self.check(self._title.decode().strip(), (), math.inf)
+                self.check(self._title, (), math.inf)
+
+    @property
+    def _title(self) -> str:
+        return self._titles[self._turn].decode().strip()
 
     def _await(self, word: int, address: int, behind: int) -> None:
         words = self.lines.words
-        for _ in range(self.spins):
+        for _ in range(self._looks):
             if words[word] != behind:
                 return
+            _yield()  # with fewer cores than ranks, the one awaited may need this one
         end = time.monotonic() + self.seconds
+        words[self._word + SLEEPS_WORDS] = 1
+        try:
+            self._sleep(word, address, behind, end=end)
+        finally:
+            words[self._word + SLEEPS_WORDS] = 0
+
+    def _sleep(self, word: int, address: int, behind: int, *, end: float) -> None:
+        words = self.lines.words
         while words[word] == behind:
             futex.sleep(address, behind, SLICE)
             if words[word] != behind:
                 return
             late = [rank for w, _, rank in self._others if words[w] == behind]
             try:
-                self.check(self._title.decode().strip(), late, end)
+                self.check(self._title, late, end)
             except FaultError:
                 if words[word] == behind:  # else it came at the last moment
                     raise
@@ -145,7 +188,7 @@ class Board:
         lines = self.lines
         peer = lines.peers[rank]
         now, before = (lines.titles(rank)[turn] for turn in (self._turn, self._turn ^ 1))
-        place = now if now == self._title.decode().strip() else before
+        place = now if now == self._title else before
         where = f"its last collective was {place or 'none'}"
         return f"rank {lines.names[rank]} (process {peer.pid}) is {peer.condition}; {where}"
 

@@ -1,8 +1,8 @@
 """Combine numbers among ranks that share memory: all_reduce, reduce, reduce_scatter.
 
-A long message among three or more goes in two phases, each rank's share of work 1/n (``Pieces``).
-Between two ranks, or for a short message, everyone combines everything: one meeting, no phase two.
-Numbers in a shared bucket are combined where they are.
+A long message among three or more goes in two phases, each rank's share of work 1/n; between two
+ranks, or if it is short, everyone combines everything (``prepared``). Numbers in a shared bucket
+are combined where they are.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from torch import Tensor
 
 from shoal.wire.shm.board import entitled
 from shoal.wire.shm.bucket import Bucket, Span
-from shoal.wire.shm.pieces import Pieces
+from shoal.wire.shm.prepared import Preparing, Round, copy
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.slots import ALIGN
-
-_SHORT_NBYTES = 4 << 20  # of all ranks: to combine these everywhere costs less than to meet again
 
 
 @lru_cache(maxsize=1024)
@@ -27,7 +25,7 @@ def _located(title: bytes, bucket: int, offset: int) -> bytes:
     return entitled(f"{title.decode().strip()} in place at {bucket}+{offset}")
 
 
-class Combining(Pieces):
+class Combining(Preparing):
     """The collectives that combine numbers, given as flat contiguous tensors."""
 
     def all_reduce(self, title: bytes, flat: Tensor, how: Reduction) -> None:
@@ -37,11 +35,32 @@ class Combining(Pieces):
             if span is not None:
                 self._reduce_in_place(title, bucket, span, how)
                 return
-        short = min(_SHORT_NBYTES // self.size, self.slots.cached)
-        if self.size == 2 or flat.nbytes <= short:
-            self._reduce(title, flat, how, range(self.size))
+        rounds = self._prepared(title, flat, how)
+        self.slots.next()
+        if rounds[0].takes:
+            self._reduce_in_pieces(title, rounds)
         else:
-            self._reduce_in_pieces(title, flat, how)
+            self._reduce_whole(title, rounds)
+        for _ in rounds[1:]:
+            self.slots.next()
+
+    def _reduce_whole(self, title: bytes, rounds: Sequence[Round]) -> None:
+        for index, (gives, combine, _) in enumerate(rounds):
+            copy(gives)
+            self._meet(index, title)
+            if combine is not None:
+                combine()
+
+    def _reduce_in_pieces(self, title: bytes, rounds: Sequence[Round]) -> None:
+        copy(rounds[0].gives)
+        self.board.begin(title)
+        for index, (_, combine, takes) in enumerate(rounds, 1):
+            if combine is not None:
+                combine()
+            if index < len(rounds):
+                copy(rounds[index].gives)
+            self.board.meet()  # ends phase one of the next round with phase two of this
+            copy(takes)
 
     def _reduce_in_place(self, title: bytes, bucket: Bucket, span: Span, how: Reduction) -> None:
         self.slots.next()
@@ -51,19 +70,14 @@ class Combining(Pieces):
 
     def reduce(self, title: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
         """Leave everyone's numbers, combined, in ``flat`` of one rank."""
-        self._reduce(title, flat, how, (root,))
-
-    def _reduce(self, title: bytes, flat: Tensor, how: Reduction, readers: Sequence[int]) -> None:
         width, address = flat.element_size(), flat.data_ptr()
-        only = len(readers) == 1 and readers[0] < 2  # the result goes over its own numbers
-        own = only or self.size == 2  # read one's own numbers where they are
-        gives = not only or self.rank not in readers
+        own = root < 2  # the result may go over the first or second numbers: no need to move them
         for start, count in self._rounds(flat.numel(), self.slots.cached // width):
-            if gives:
+            if self.rank != root or not own:
                 self.slots.put(0, address + start * width, count * width)
             self._meet(start, title)
-            if self.rank in readers and count:
-                out = flat if count == flat.numel() else flat[start : start + count]
+            if self.rank == root and count:
+                out = flat[start : start + count]
                 how(out, self._sources(out, 0, own=own))
 
     def reduce_scatter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,12 +13,17 @@ from shoal.errors import BadArgument
 from shoal.wire.shm.flat import flatten, restore, same
 from shoal.wire.shm.reduction import Reduction, reduction
 from shoal.wire.shm.surface import Base, Options, title
-from shoal.wire.shm.work import Work
+from shoal.wire.shm.work import Task, Work
 
 
 def _how(opts: Options, dtype: torch.dtype) -> Reduction:
     op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-    return reduction(getattr(op, "op", op), dtype)  # torch also passes the operation itself
+    return reduction(hash(op), dtype)  # torch also passes the operation itself
+
+
+def _each(tasks: Sequence[Task]) -> None:
+    for task in tasks:
+        task()
 
 
 class Reducing(Base):
@@ -27,19 +33,21 @@ class Reducing(Base):
         self, tensors: Sequence[Tensor] | Tensor, opts: Options = None, timeout: object = None
     ) -> Work:
         """Leave everyone's numbers, combined, in the tensors of everyone."""
-        wanted = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        jobs = []
-        for tensor in wanted:
-            how, flat = _how(opts, tensor.dtype), flatten(tensor, "all_reduce")
-            name = title(f"all_reduce ({how.name})", flat.dtype, flat.numel())
-            jobs.append((name, tensor, flat, how))
+        wanted = [tensors] if isinstance(tensors, Tensor) else tensors
+        tasks = [self._allreduce(tensor, opts) for tensor in wanted]
+        return self._do(tasks[0] if len(tasks) == 1 else partial(_each, tasks), wanted, opts)
+
+    def _allreduce(self, tensor: Tensor, opts: Options) -> Task:
+        how, flat = _how(opts, tensor.dtype), flatten(tensor, "all_reduce")
+        name = title(f"all_reduce ({how.name})", flat.dtype, flat.numel())
+        if flat is tensor:
+            return partial(self._wire.all_reduce, name, flat, how)
 
         def task() -> None:
-            for name, tensor, flat, how in jobs:
-                self._wire.all_reduce(name, flat, how)
-                restore(tensor, flat)
+            self._wire.all_reduce(name, flat, how)
+            restore(tensor, flat)
 
-        return self._do(task, wanted, opts if hasattr(opts, "asyncOp") else None)
+        return task
 
     allreduce_coalesced = allreduce
 

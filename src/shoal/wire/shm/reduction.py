@@ -5,8 +5,8 @@ The order is the same on every rank and in every run, so results are equal bit f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +19,16 @@ Combine = Callable[..., Tensor]
 _SERIAL = 32704  # torch splits what is longer among threads, which the other ranks' cores need
 
 _KINDS: Any = dist.ReduceOp.RedOpType
-_TORCH: dict[object, tuple[str, Combine, Combine]] = {
-    _KINDS.SUM: ("sum", torch.add, torch.logical_or),
-    _KINDS.AVG: ("avg", torch.add, torch.logical_or),
-    _KINDS.PRODUCT: ("product", torch.mul, torch.logical_and),
-    _KINDS.MIN: ("min", torch.minimum, torch.logical_and),
-    _KINDS.MAX: ("max", torch.maximum, torch.logical_or),
-    _KINDS.BAND: ("band", torch.bitwise_and, torch.logical_and),
-    _KINDS.BOR: ("bor", torch.bitwise_or, torch.logical_or),
-    _KINDS.BXOR: ("bxor", torch.bitwise_xor, torch.logical_xor),
+# By number: torch hashes an operation, and its kind, to that; to compare two takes microseconds.
+_TORCH: dict[int, tuple[str, Combine, Combine]] = {
+    hash(_KINDS.SUM): ("sum", torch.add, torch.logical_or),
+    hash(_KINDS.AVG): ("avg", torch.add, torch.logical_or),
+    hash(_KINDS.PRODUCT): ("product", torch.mul, torch.logical_and),
+    hash(_KINDS.MIN): ("min", torch.minimum, torch.logical_and),
+    hash(_KINDS.MAX): ("max", torch.maximum, torch.logical_or),
+    hash(_KINDS.BAND): ("band", torch.bitwise_and, torch.logical_and),
+    hash(_KINDS.BOR): ("bor", torch.bitwise_or, torch.logical_or),
+    hash(_KINDS.BXOR): ("bxor", torch.bitwise_xor, torch.logical_xor),
 }
 
 
@@ -48,13 +49,21 @@ class Reduction(NamedTuple):
 
     def __call__(self, out: Tensor, sources: Sequence[Tensor]) -> None:
         """Combine ``sources`` into ``out``, which may be the first or second of them, no other."""
-        block = out.numel() if torch.get_num_threads() == 1 else _SERIAL
-        if out.numel() <= block:
-            self._block(out, sources)
-            return
-        cut = zip(*(x.split(block) for x in (out, *sources)), strict=True)  # type: ignore[no-untyped-call]
-        for piece, *parts in cut:
+        for piece, *parts in _blocks(out, sources):
             self._block(piece, parts)
+
+    def prepare(self, out: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
+        """What a call with the same tensors would do, to be done again and again."""
+        if self.widens or len(sources) == 1:
+            return partial(self.__call__, out, sources)
+        blocks = list(_blocks(out, sources))
+        steps = [
+            (first if index == 0 else piece, second, piece)
+            for piece, first, *rest in blocks
+            for index, second in enumerate(rest)
+        ]
+        divided = [piece for piece, *_ in blocks] if self.divides else []
+        return partial(_run, self.combine, steps, divided, len(sources))
 
     def _block(self, out: Tensor, sources: Sequence[Tensor]) -> None:
         if self.widens:
@@ -72,15 +81,35 @@ class Reduction(NamedTuple):
             out.div_(len(sources))
 
 
+def _run(
+    combine: Combine, steps: Sequence[Sequence[Tensor]], divided: Sequence[Tensor], count: int
+) -> None:
+    for first, second, out in steps:
+        combine(first, second, out=out)
+    for out in divided:
+        out.div_(count)
+
+
+def _blocks(out: Tensor, sources: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
+    """Parts of ``out`` and of each source, short enough for one thread."""
+    if out.numel() <= _SERIAL or torch.get_num_threads() == 1:
+        return ((out, *sources),)
+    return zip(*(x.split(_SERIAL) for x in (out, *sources)), strict=True)  # type: ignore[no-untyped-call]
+
+
 @lru_cache(maxsize=256)
-def reduction(kind: object, dtype: torch.dtype) -> Reduction:
+def reduction(kind: int, dtype: torch.dtype) -> Reduction:
     """The reduction that a torch operation means for numbers of a type.
+
+    Args:
+        kind: the hash of the operation.
+        dtype: of the numbers.
 
     Raises:
         BadArgument: the type has no such operation.
     """
     known = _TORCH.get(kind)
-    call = f"reduce op {kind} of {dtype}"
+    call = f"reduce op {_KINDS(kind)} of {dtype}"
     if known is None:
         raise BadArgument(call, "not known to the shoal backend; use sum, avg, product, min, max")
     name, combine, logical = known

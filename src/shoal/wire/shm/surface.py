@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from shoal.errors import LayoutMismatch, PeerLost, UsageError
+from shoal.errors import PeerLost, UsageError
 from shoal.wire.shm.board import entitled
 from shoal.wire.shm.flat import spell
 from shoal.wire.shm.identity import Identity
@@ -51,11 +51,9 @@ class Base(Identity):
         super().__init__(rank, size)
         self._store, self._pid = store, os.getpid()
         self._wire, self._post, self._board = place.wire, place.post, place.wire.board
-        self._broken: BaseException | None = None
         self._order = 0
-        board, own = self._board, weakref.ref(self)
-        self._lane = Lane(lambda background: _prepare(own(), background), lambda e: _fail(own(), e))
-        self._end = weakref.finalize(self, _close, self._lane, self._post, board)
+        self._lane = Lane(self._board)
+        self._end = weakref.finalize(self, _close, self._lane, self._post, self._board)
         self._end.atexit = False
 
     def _do(
@@ -67,10 +65,10 @@ class Base(Identity):
                 f"this group belongs to process {self._pid}, of which process {os.getpid()} is a "
                 "fork; make a new group here"
             )
-        if not self._end.alive:
+        if self._lane.stopped:
             raise UsageError(f"group {self.group_name!r} has been destroyed; make a new one")
         self._order += 1
-        return self._lane.do(task, outputs, background=opts is None or opts.asyncOp)
+        return self._lane.do(task, outputs, background=getattr(opts, "asyncOp", True))
 
     def get_group_store(self) -> Store:
         """The store the group was made with."""
@@ -107,23 +105,6 @@ class Base(Identity):
         """Give up at once: the others are told, and so is whoever waits here."""
         self._board.fail(PeerLost("the group was aborted"))
         self._end()
-
-
-def _prepare(group: Base | None, background: bool) -> None:
-    if group is None:
-        raise UsageError("the group is gone")
-    if group._broken is not None:
-        raise PeerLost(f"the group has failed before: {group._broken}") from group._broken
-    board = group._board
-    # In the background somebody else here may have work for the core, and for Python's lock.
-    board.spins = 0 if background else board.eager_spins
-
-
-def _fail(group: Base | None, error: BaseException) -> None:
-    """Remember what went wrong, and tell; but all ranks see a mismatch alike and can go on."""
-    if group is not None and not isinstance(error, LayoutMismatch) and group._broken is None:
-        group._broken = error
-        group._board.fail(error)
 
 
 def _close(lane: Lane, post: Any, board: Any) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 
 from shoal.errors import ExchangeTimeout
+from shoal.wire.shm.board import Board
 
 Task = Callable[[], None]
 
@@ -117,14 +118,11 @@ class Lane:
     """Does tasks one after the other, in the order they came.
 
     Args:
-        prepare: called before each task with whether it runs in the background.
-        failed: called with whatever a task raises.
+        board: where tasks meet other ranks; told before each, and of whatever one raises.
     """
 
-    def __init__(
-        self, prepare: Callable[[bool], None], failed: Callable[[BaseException], None]
-    ) -> None:
-        self._prepare, self._failed = prepare, failed
+    def __init__(self, board: Board) -> None:
+        self._board, self.stopped = board, False
         self._busy = threading.Lock()  # held by whoever runs a task
         self._queue: queue.SimpleQueue[tuple[Work, Task] | None] = queue.SimpleQueue()
         self._waiting = 0  # queued, not yet done; changed under _count
@@ -137,11 +135,11 @@ class Lane:
         if not background and not self._waiting and self._busy.acquire(blocking=False):
             try:
                 if not self._waiting:
-                    self._prepare(False)
+                    self._board.prepare(background=False)
                     task()
                     return self._done
             except BaseException as error:
-                self._failed(error)
+                self._board.failed(error)
                 raise
             finally:
                 self._busy.release()
@@ -163,10 +161,10 @@ class Lane:
             error: BaseException | None = None
             with self._busy:
                 try:
-                    self._prepare(True)
+                    self._board.prepare(background=True)
                     task()
                 except BaseException as raised:
-                    self._failed(raised)
+                    self._board.failed(raised)
                     error = raised
             work.conclude(error)
             with self._count:  # before callbacks: one of them may call a collective and wait for it
@@ -176,6 +174,7 @@ class Lane:
 
     def stop(self) -> None:
         """Do what is queued, then end the thread."""
+        self.stopped = True
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)

@@ -1,0 +1,126 @@
+"""What an all_reduce copies and combines, worked out once for each tensor.
+
+Training reduces the same tensors again and again. Finding the addresses and making the views anew
+takes Python longer than a processor takes to move a megabyte, above all where ranks share a core
+and find its cache cold.
+
+There are two ways. *Whole*: everyone combines everything, one meeting a round. *Pieces*: each rank
+combines 1/n of a round, which is less work and one more meeting:
+
+1. Write all pieces but one's own; meet. Combine one's own piece over all ranks, into one's slot.
+2. Meet again. Copy everyone's piece from everyone's slot. By then the next round is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from ctypes import c_char, memmove
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.wire.shm.board import Board
+from shoal.wire.shm.reduction import Reduction
+from shoal.wire.shm.rounds import Rounds
+from shoal.wire.shm.slots import ALIGN, Slots
+
+_SHORT_NBYTES = 1 << 20  # of all ranks: to combine these everywhere costs less than to meet again
+_MESSAGES = 128  # kept at most
+
+Copy = tuple[int, int, int]  # to which address, from which, how many bytes
+
+
+def copy(copies: Iterable[Copy]) -> None:
+    """Do some copies."""
+    for to, source, nbytes in copies:
+        memmove(to, source, nbytes)
+
+
+class Round(NamedTuple):
+    """One rank's part in a round.
+
+    Attributes:
+        gives: copies before the meeting.
+        combine: what to do after it; None if there is nothing to combine.
+        takes: copies after the second meeting.
+    """
+
+    gives: tuple[Copy, ...]
+    combine: Callable[[], None] | None
+    takes: tuple[Copy, ...] = ()
+
+
+class Preparing(Rounds):
+    """Works out the rounds of messages, and keeps them."""
+
+    def __init__(self, board: Board, slots: Slots) -> None:
+        super().__init__(board, slots)
+        self._kept: dict[tuple[bytes, int, int, int], list[Round]] = {}
+
+    def _whole(self, nbytes: int) -> bool:
+        """Whether everyone combines everything in a message of ``nbytes``."""
+        return self.size == 2 or nbytes <= min(_SHORT_NBYTES // self.size, self.slots.cached)
+
+    def _prepared(self, title: bytes, flat: Tensor, how: Reduction) -> list[Round]:
+        """The rounds of a message, which begins with the slot whose turn is next.
+
+        What is kept refers to the message's memory by address and does not keep it alive; it is
+        used again only for a tensor at the same address, with the same title, which tells size,
+        type and operation.
+        """
+        key = title, flat.data_ptr(), self.slots.turn, torch.get_num_threads()
+        rounds = self._kept.get(key)
+        if rounds is None:
+            if len(self._kept) >= _MESSAGES:
+                self._kept.clear()
+            rounds = self._kept[key] = self._prepare(_view(flat), how)
+            self.slots.turn = key[2]
+        return rounds
+
+    def _prepare(self, flat: Tensor, how: Reduction) -> list[Round]:
+        width, whole = flat.element_size(), self._whole(flat.nbytes)
+        grain = 1 if whole else ALIGN // width * self.size  # of a round: whole lines for each piece
+        most = self.slots.cached // width // grain * grain
+        rounds = []
+        for start, count in self._rounds(flat.numel(), most):
+            part = flat[start : start + count]
+            rounds.append(self._whole_round(part, how) if whole else self._piece_round(part, how))
+        return rounds
+
+    def _whole_round(self, part: Tensor, how: Reduction) -> Round:
+        if not part.numel():
+            return Round((), None)
+        gives = ((self.slots.address(self.rank), part.data_ptr(), part.nbytes),)
+        return Round(gives, how.prepare(part, self._sources(part, 0, own=self.size == 2)))
+
+    def _piece_round(self, part: Tensor, how: Reduction) -> Round:
+        width, base, slots = part.element_size(), part.data_ptr(), self.slots
+        own = slots.address(self.rank)
+        begin, end = self._piece(part, self.rank)
+        after = end * width
+        gives = (own, base, begin * width), (own + after, base + after, part.nbytes - after)
+        takes = []
+        for rank in range(self.size):
+            first, last = self._piece(part, rank)
+            at = first * width
+            takes.append((base + at, slots.address(rank) + at, (last - first) * width))
+        if begin == end:
+            return Round(gives, None, tuple(takes))
+        out = slots.view(self.rank, begin * width, numel=end - begin, dtype=part.dtype)
+        sources = self._sources(part[begin:end], begin * width, own=True)
+        return Round(gives, how.prepare(out, sources), tuple(takes))
+
+    def _piece(self, part: Tensor, rank: int) -> tuple[int, int]:
+        """From where to where a rank combines."""
+        count, grain = part.numel(), ALIGN // part.element_size()
+        each = -(-count // self.size // grain) * grain
+        return min(rank * each, count), min((rank + 1) * each, count)
+
+
+def _view(flat: Tensor) -> Tensor:
+    """The same numbers, by address: a view that does not keep them alive."""
+    if not flat.numel():
+        return flat.new_empty(0)
+    memory = (c_char * flat.nbytes).from_address(flat.data_ptr())
+    return torch.frombuffer(memory, dtype=flat.dtype)
