@@ -99,7 +99,9 @@ def _cut(s: Strategy, replicas: int) -> Iterator[str]:
 
 
 def _when(s: Strategy) -> str:
-    if s.scheduling.early:
+    if s.scheduling.contenders:
+        how = "in whichever messages and order it measured to be fastest"
+    elif s.scheduling.early:
         where = ", which overtake others at every hop" if s.scheduling.queues else ""
         how = f"in slices, first layers first{where}; "
         how += "a layer's next forward starts when its own arrived"

@@ -204,7 +204,7 @@ class Engine:
         """Wait until the tasks of these parameters are agreed, and no longer.
 
         Returns:
-            Whose tasks are all agreed by now: also of parameters that shared a message with these.
+            Whose tasks are all agreed now: also of parameters that shared a message with these.
         """
         wanted = sorted({i for name in names for i in self._tasks_of[name]})
         with self._standing():
@@ -214,7 +214,8 @@ class Engine:
                 for index in wanted:
                     self._finish(index)
         self._agreed.update(wanted)
-        return {name for name, tasks in self._tasks_of.items() if self._agreed.issuperset(tasks)}
+        carried = {name for index in wanted for name in self.agreement.tasks[index].names}
+        return {name for name in carried if self._agreed.issuperset(self._tasks_of[name])}
 
     def _standing(self) -> AbstractContextManager[None]:
         """Inside, the step stands still for messages."""

@@ -80,7 +80,8 @@ class Replanning:
         records = [self.watch.records.get(number) if number else None for number in window]
         taken = median(self._steps) if self._steps else 0.0
         told = layout.numbers(records, nbytes, taken)
-        numbers = torch.tensor([*self._changes.told, *told], dtype=torch.float64)
+        device = self.team.world.device  # the group's backend may know no other
+        numbers = torch.tensor([*self._changes.told, *told], dtype=torch.float64, device=device)
         work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.team.group, async_op=True)
         self._asked.append(Asked(layout, numbers, work))
 
