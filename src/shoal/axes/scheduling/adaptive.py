@@ -22,6 +22,7 @@ from shoal.axes.scheduling.fused import fused
 from shoal.axes.scheduling.grouping import blocks
 from shoal.axes.scheduling.merged import merged
 from shoal.axes.scheduling.playing import seconds
+from shoal.axes.scheduling.priority import DEFAULT as BLOCK
 from shoal.axes.scheduling.priority import by_need
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
 from shoal.axes.scheduling.wfbp import wfbp
@@ -46,8 +47,8 @@ def adaptive(early: bool = True) -> Schedule:
             return min(kind, key=lambda s: price(s, layers, cost))
 
         # One update of all costs less time than one a message, which no plan tells; and wfbp is
-        # there in case the model of the link is wrong.
-        plain = best(_fusions()), wfbp()
+        # there in case the model of the link is wrong, which takes messages to go one by one.
+        plain = best(_fusions()), wfbp(BLOCK), wfbp()
         found = (best(map(_early, _fusions())), best(_partitions())) if early else ()
         return (*sorted(found, key=lambda s: price(s, layers, cost)), *dict.fromkeys(plain))
 

@@ -21,7 +21,7 @@ OUR_POWERSGD = f"all_reduce, bsp, wfbp, error_feedback(powersgd({RANK}))"
 TOPK = "all_reduce, bsp, wfbp, error_feedback(topk(0.01))"
 SELDOM = "all_reduce, local(32), fifo, exact"
 SELDOM_TOPK = "all_reduce, local(16), fifo, error_feedback(topk(0.05))"
-SELDOM_POWERSGD = f"all_reduce, local(8), fifo, error_feedback(powersgd({RANK}))"
+SELDOM_POWERSGD = f"all_reduce, local(10), fifo, error_feedback(powersgd({RANK}))"
 ADAPTIVE = "all_reduce, bsp, adaptive, exact"
 
 STRATEGIES = (
@@ -39,6 +39,7 @@ SLOW_STRATEGIES = (OUR_POWERSGD, SELDOM, SELDOM_TOPK)
 
 SCHEDULES = (
     "all_reduce, bsp, wfbp, exact",
+    "all_reduce, bsp, wfbp(4MB), exact",
     "all_reduce, bsp, merged, exact",
     "all_reduce, bsp, priority, exact",
     ADAPTIVE,
@@ -125,7 +126,7 @@ def _loop(task: Task, forward: nn.Module) -> Trainer:
         task.optimizer.step()
         task.optimizer.zero_grad()
 
-    return Trainer(step, _nothing, _nothing)
+    return Trainer(step, nothing, nothing)
 
 
 def _shoal(task: Task, strategy: str) -> Trainer:
@@ -135,5 +136,5 @@ def _shoal(task: Task, strategy: str) -> Trainer:
     return Trainer(lambda: run.step(next(task.batches)), run.drain, run.close)
 
 
-def _nothing() -> None:
-    """DDP's step ends when all is done."""
+def nothing() -> None:
+    """What is left to do where a step ends when all is done."""

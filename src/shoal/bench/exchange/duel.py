@@ -7,6 +7,9 @@ are measured too, in the same workers.
 2. A few blocks of all tell which fixed schedule is best.
 3. It, adaptive and DDP are timed in more blocks, whose orders are reversed from one to the next; so
    is a twin of the best fixed one, the A/A control of ``statistics``.
+
+A step is timed as it is in a long training: after one that is not timed, and to its own end, not to
+that of messages which the next one may still await.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import gc
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL, Trainer, build
+from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL, Trainer, build, nothing
 from shoal.bench.exchange.tasks import WORKLOADS, make
 from shoal.bench.exchange.telling import DOING, most, tell
 from shoal.bench.form import Bar, Result
@@ -34,7 +37,6 @@ BUCKET_NUMEL = 25 * 2**20 // 4
 FASTER, CLOSE = "<= 0.8696", "<= 1.03"
 SHARES = (0.3, 0.7)
 WARM_UP, PLANNED_WARM_UP = 4, 17  # steps: what plans by itself has done so by the fifteenth
-Step = Callable[[], object]
 Times = Mapping[str, Sequence[float]]
 
 
@@ -73,16 +75,13 @@ def run(duel: Duel) -> None:
     trainers = {name: made(name) for name in (NULL, DDP, *duel.contenders)}
     for name in trainers:
         _warm_up(name, trainers[name], duel)
-    steps = {name: _whole(each, duel.steps) for name, each in trainers.items()}
-    steps[ALONE] = _exchange(sum(p.numel() for p in workload.model().parameters()), duel.steps)
-    steps[ALONE]()
-    tried = _time(steps, duel.tries, duel.steps)
+    trainers[ALONE] = _exchanger(sum(p.numel() for p in workload.model().parameters()))
+    tried = _time(trainers, duel.tries, duel.steps)
     best, planned = chosen(tried)
     trainers[TWIN] = made(best)
     _warm_up(best, trainers[TWIN], duel)
-    steps[TWIN] = _whole(trainers[TWIN], duel.steps)
-    judged = dict.fromkeys((ADAPTIVE, best, TWIN, planned, DDP))
-    timed = _time({name: steps[name] for name in judged if name in steps}, duel.blocks, duel.steps)
+    final = [n for n in dict.fromkeys((ADAPTIVE, best, TWIN, planned, DDP)) if n in trainers]
+    timed = _time({name: trainers[name] for name in final}, duel.blocks, duel.steps)
     for trainer in trainers.values():
         trainer.close()
     tell({"tried": tried, "timed": timed})
@@ -110,40 +109,40 @@ def _warm_up(name: str, trainer: Trainer, duel: Duel) -> None:
     trainer.settle()
 
 
-def _time(steps: Mapping[str, Step], blocks: int, count: int) -> dict[str, list[float]]:
+def _time(trainers: Mapping[str, Trainer], blocks: int, steps: int) -> dict[str, list[float]]:
     """Seconds of a step, block by block; the slowest worker's."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
     gc.collect()
     for block in range(blocks):
-        tell({DOING: f"{len(steps)} schedules, block {block + 1} of {blocks}"})
-        for name in list(steps) if block % 2 == 0 else list(steps)[::-1]:
+        tell({DOING: f"{len(trainers)} schedules, block {block + 1} of {blocks}"})
+        for name in list(trainers) if block % 2 == 0 else list(trainers)[::-1]:
             dist.barrier()
-            begin = time.perf_counter()
-            steps[name]()
-            seconds[name].append(most((time.perf_counter() - begin) / count))
+            taken = _seconds(trainers[name], steps)
+            seconds[name].append(most(taken / steps))
     return seconds
 
 
-def _whole(trainer: Trainer, count: int) -> Step:
-    """So many steps, to their very end."""
+def _seconds(trainer: Trainer, steps: int) -> float:
+    """Of some steps that follow another."""
+    trainer.step()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        trainer.step()
+    taken = time.perf_counter() - begin
+    trainer.settle()
+    return taken
 
-    def several() -> None:
-        for _ in range(count):
-            trainer.step()
-        trainer.settle()
 
-    return several
-
-
-def _exchange(numel: int, count: int) -> Step:
+def _exchanger(numel: int) -> Trainer:
+    """Only sends, as many numbers as a model has, in DDP's buckets."""
     sizes = [min(BUCKET_NUMEL, numel - at) for at in range(0, numel, BUCKET_NUMEL)]
     buckets = [torch.zeros(size) for size in sizes]
 
     def exchange() -> None:
-        for bucket in buckets * count:
+        for bucket in buckets:
             dist.all_reduce(bucket)
 
-    return exchange
+    return Trainer(exchange, nothing, nothing)
 
 
 def judge(case: str, found: Mapping[str, Any]) -> Iterable[Result]:

@@ -122,7 +122,7 @@ FORMULAS: Mapping[str, Formula] = {
     "all_reduce, local(16), fifo, exact": every(16, dense(4)),
     SELDOM: every(32, dense(4)),
     SELDOM_TOPK: every(16, sparse(0.05)),
-    SELDOM_POWERSGD: every(8, low_rank),
+    SELDOM_POWERSGD: every(10, low_rank),
     **{
         f"all_reduce, bsp, wfbp, {compressor}": formula
         for compressor, formula in {

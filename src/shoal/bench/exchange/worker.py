@@ -19,6 +19,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from shoal.bench.exchange.judge import Smooth, reaches
 from shoal.bench.exchange.tasks import WORKLOADS, held_out, make
 from shoal.bench.exchange.telling import mean, most, tell
 
-NULL_STEPS, WARM_UP_STEPS = 8, 2
+NULL_SPANS, NULL_STEPS, WARM_UP_STEPS = 5, 3, 2
 LEAST_SECONDS = 10.0
 EXACT_PATIENCE = 1.3  # how many steps exact needs must be known
 HOOK_PATIENCE = 1.55  # of our powersgd's time: by then torch's hook has lost, or its time is known
@@ -107,13 +108,12 @@ class Race:
         trainer = self.trainer(NULL)
         for _ in range(WARM_UP_STEPS):
             trainer.step()
-        dist.barrier()
-        return self._span(trainer, NULL_STEPS) / NULL_STEPS
+        return median(self._span(trainer, NULL_STEPS) for _ in range(NULL_SPANS)) / NULL_STEPS
 
     def train(self, name: str, goal: float | None) -> dict[str, Any]:
         """One contender, until it reaches the goal; without one, for the steps of the job."""
         trainer, smooth = self.trainer(name), Smooth()
-        stride = math.lcm(self.job.every, period(name)) if period(name) > 1 else self.job.every
+        stride = period(name) * -(-self.job.every // period(name))  # then all have one model
         last = self.job.steps if goal is None else round(self.job.steps * self.job.most_steps)
         seconds, steps = 0.0, 0
         device, before = sockets.device_nbytes(), sockets.counts()
