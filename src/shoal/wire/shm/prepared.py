@@ -99,7 +99,8 @@ class Preparing(Rounds):
         own = slots.address(self.rank)
         begin, end = self._piece(part, self.rank)
         after = end * width
-        gives = (own, base, begin * width), (own + after, base + after, part.nbytes - after)
+        parts = (own, base, begin * width), (own + after, base + after, part.nbytes - after)
+        gives = tuple(each for each in parts if each[2])
         takes = []
         for rank in range(self.size):
             first, last = self._piece(part, rank)
