@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from shoal.axes.collectives.measured import WINNER
+from shoal.axes.collectives.measured import WINNER, read_case
 from shoal.bench.blocks import slowest
 from shoal.bench.collective_times import turns
 from shoal.bench.form import Bar, Report, Result
@@ -129,7 +129,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
     for row in report.results:
         name, mark, _ = row.metric.partition(_TIME)
         if mark:
-            size, ranks = _read_case(row.case)
+            size, ranks, _ = read_case(row.case)
             by_ranks.setdefault(ranks, {}).setdefault(name, []).append((size, row.value))
             by_size.setdefault(size, {}).setdefault(name, []).append((ranks, row.value))
     written = []
@@ -157,13 +157,6 @@ def _draw_winners(report: Report, path: Path) -> None:
             rows.setdefault(ranks, {})[size] = first + also
     sizes = [nbytes_text(nbytes) for nbytes in SIZES]
     write_map(path, "the fastest route of an all-reduce over gloo", sizes, rows)
-
-
-def _read_case(case: str) -> tuple[int, int]:
-    """Size and ranks of ``4KB, 2 ranks: ring``."""
-    sizes = {nbytes_text(nbytes): nbytes for nbytes in SIZES}
-    size, ranks = case.partition(":")[0].split(", ")
-    return sizes[size], int(ranks.split()[0])
 
 
 SUITE = Suite("routes", "each route against torch's own all-reduce, by size and ranks", run, draw)

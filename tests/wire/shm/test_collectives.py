@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 import torch.distributed as dist
 from shm_worlds import enter
 
-from shoal.errors import BadArgument, LayoutMismatch, UsageError
+from shoal.errors import BadArgument, ExchangeTimeout, LayoutMismatch, PeerLost, UsageError
 from shoal.testing.processes import run_workers
 
 pytestmark = pytest.mark.gloo
@@ -142,6 +145,63 @@ def test_ranks_that_call_different_things_are_told_both_sides_and_go_on() -> Non
     assert "rank 0 sends 4 bytes to rank 0, which expects 8" in first[5]
 
 
+def again() -> None:
+    rank, size = enter()
+    total = sum(range(1, size + 1))
+    tensors = [torch.zeros(numel) for numel in (1, 70_000, 700_000)]  # short, a round, several
+    for time in range(5):  # more often than there are slots
+        for x in (*tensors, tensors[2][:70_000], tensors[2][5:]):
+            x.fill_((rank + 1) * (time + 1))
+            dist.all_reduce(x)
+            assert x.eq(total * (time + 1)).all(), (time, x.numel())
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+            assert x.eq(total * (time + 1)).all()
+    many = [torch.full((1,), rank + 1.0) for _ in range(1500)]  # more than are kept
+    for x in (*many, *many):
+        dist.all_reduce(x)
+    assert all(x.item() == total * size for x in many)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_tensor_reduced_again_gives_what_it_holds_then(size: int) -> None:
+    run_workers(size, again)
+
+
+def without_grad() -> None:
+    rank, size = enter()
+    x = torch.full((9,), rank + 1.0)
+    with torch.inference_mode():
+        for _ in range(4):
+            dist.all_reduce(x.fill_(rank + 1.0))
+    for _ in range(4):
+        dist.all_reduce(x.fill_(rank + 1.0))
+        assert x.eq(sum(range(1, size + 1))).all()
+
+
+def test_what_was_reduced_in_inference_mode_can_be_reduced_after_it() -> None:
+    run_workers(2, without_grad)
+
+
+def dropped() -> None:
+    rank, _ = enter()
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        with pytest.raises(ExchangeTimeout):
+            dist.all_reduce(torch.zeros(3), group=group)  # the other does not come
+        with pytest.raises(PeerLost, match="failed before"):
+            dist.all_reduce(torch.zeros(3), group=group)
+        held = weakref.ref(group)
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        assert held() is None
+    dist.barrier()
+
+
+def test_a_group_that_failed_is_let_go() -> None:
+    run_workers(2, dropped)
+
+
 def bad_arguments() -> None:
     enter()
     with pytest.raises(BadArgument, match="dense CPU tensors"):
@@ -150,6 +210,8 @@ def bad_arguments() -> None:
         dist.all_reduce(torch.zeros(3, dtype=torch.int64), dist.ReduceOp.AVG)
     with pytest.raises(BadArgument, match="integers and bool"):
         dist.all_reduce(torch.zeros(3), dist.ReduceOp.BOR)
+    with pytest.raises(BadArgument, match="reduce op PREMUL_SUM"):
+        dist.all_reduce(torch.zeros(3), dist._make_nccl_premul_sum(2.0))
     with pytest.raises(BadArgument, match="together all rows"):
         dist.all_to_all_single(torch.zeros(4), torch.zeros(5))
     dist.barrier()

@@ -13,7 +13,7 @@ from shoal.errors import BadArgument
 from shoal.notation import UNITS
 
 WINNER = "which route wins"
-_CASE = re.compile(rf"(\d+)({'|'.join(UNITS)})?, (\d+) ranks: (.+?)(?: or .*)?")
+_CASE = re.compile(rf"(\d+)({'|'.join(UNITS)})?, (\d+) ranks(?:: (.+?)(?: or .*)?)?")
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,24 @@ def _read(results: object) -> Iterator[tuple[int, int, str]]:
     if not isinstance(results, list):
         raise TypeError("results")
     for row in results:
-        if row["metric"] != WINNER:
-            continue
-        case = _CASE.fullmatch(row["case"])
-        if case is None:
-            raise ValueError(row["case"])
-        number, unit, ranks, route = case.groups()
-        yield int(ranks), int(number) * UNITS.get(unit, 1), route
+        if row["metric"] == WINNER:
+            nbytes, ranks, route = read_case(row["case"])
+            if not route:
+                raise ValueError(row["case"])
+            yield ranks, nbytes, route
+
+
+def read_case(case: str) -> tuple[int, int, str]:
+    """Bytes, ranks and the first route of a case.
+
+    >>> read_case("4KB, 2 ranks: ring or tree"), read_case("16MB, 4 ranks")
+    ((4096, 2, 'ring'), (16777216, 4, ''))
+
+    Raises:
+        ValueError: it is no case of that suite.
+    """
+    found = _CASE.fullmatch(case)
+    if found is None:
+        raise ValueError(case)
+    number, unit, ranks, route = found.groups()
+    return int(number) * UNITS.get(unit, 1), int(ranks), route or ""

@@ -25,7 +25,6 @@ SELDOM_POWERSGD = f"all_reduce, local(10), fifo, error_feedback(powersgd({RANK})
 ADAPTIVE = "all_reduce, bsp, adaptive, exact"
 
 STRATEGIES = (
-    "all_reduce, bsp, wfbp, sufficient_factors",
     OUR_POWERSGD,
     "all_reduce, local(16), fifo, exact",
     SELDOM,
@@ -38,7 +37,6 @@ SLOW_STRATEGIES = (OUR_POWERSGD, SELDOM, SELDOM_TOPK)
 """The same where the network is so slow that others would take minutes."""
 
 SCHEDULES = (
-    "all_reduce, bsp, wfbp, exact",
     "all_reduce, bsp, wfbp(4MB), exact",
     "all_reduce, bsp, merged, exact",
     "all_reduce, bsp, priority, exact",

@@ -60,7 +60,7 @@ class Duel:
     tries: int = 2
     blocks: int = 18
     steps: int = 2
-    warm_up: int = 32
+    warm_up: int = 37
     seed: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a host meet, without a lock and without an atomic operation.
+"""Where the ranks of a host meet, without a common lock and without an atomic operation.
 
 A rank arrives at a meeting by counting its own word up, and waits until no other word is behind.
 Ranks are never more than one meeting apart, so what a rank wrote before one meeting may be read
@@ -59,25 +59,25 @@ class Board:
         starts = [(r, LINE_NBYTES * r + ARRIVED) for r in range(lines.size) if r != lines.rank]
         self._others = [(start >> 2, lines.address + start, r) for r, start in starts]
         self._theirs = [(LINE_NBYTES * r + MARKS) >> 3 for r, _ in starts]
-        self._barrier = threading.Lock()
+        self._fence = threading.Lock()
         self._looks = _LOOKS
-        self._broken: BaseException | None = None
+        self._broken = ""
 
-    def prepare(self, *, background: bool) -> None:
+    def ready(self, *, background: bool) -> None:
         """Get ready for a collective, which the caller waits for or which runs in the background.
 
         Raises:
             PeerLost: one has failed before, so ranks may be anywhere.
         """
-        if self._broken is not None:
-            raise PeerLost(f"the group has failed before: {self._broken}") from self._broken
+        if self._broken:
+            raise PeerLost(f"the group has failed before: {self._broken}")
         # In the background somebody else here may have work for the core, and for Python's lock.
         self._looks = 0 if background else _LOOKS
 
-    def failed(self, error: BaseException) -> None:
+    def broke(self, error: BaseException) -> None:
         """Remember what went wrong, and tell; but all see a mismatch alike, and can go on."""
-        if not isinstance(error, LayoutMismatch) and self._broken is None:
-            self._broken = error
+        if not isinstance(error, LayoutMismatch) and not self._broken:
+            self._broken = str(error) or type(error).__name__  # the error itself holds the group
             self.fail(error)
 
     def begin(self, title: bytes) -> None:
@@ -96,7 +96,7 @@ class Board:
         marks, mine = self.lines.marks, self._marks[turn]
         for at in self._theirs:
             if marks[at + turn] != mine:
-                raise LayoutMismatch(self._difference(turn))
+                raise LayoutMismatch(_difference(self.lines, turn))
 
     def meet(self) -> None:
         """Wait until every rank has come here.
@@ -108,8 +108,8 @@ class Board:
         words, behind = self.lines.words, self._count
         self._count = now = (behind + 1) & 0x3FFFFFFF
         words[self._word] = now
-        self._barrier.acquire()  # what was written is seen before what follows is read:
-        self._barrier.release()  # so either I see that somebody sleeps, or it sees my word
+        self._fence.acquire()  # my own: what was written is seen before what follows is read,
+        self._fence.release()  # so either I see that somebody sleeps, or it sees my word
         for word, _, _ in self._others:
             if words[word + SLEEPS_WORDS]:
                 futex.wake(self._address)
@@ -192,9 +192,10 @@ class Board:
         where = f"its last collective was {place or 'none'}"
         return f"rank {lines.names[rank]} (process {peer.pid}) is {peer.condition}; {where}"
 
-    def _difference(self, turn: int) -> str:
-        told: dict[str, list[str]] = {}
-        for rank, name in enumerate(self.lines.names):
-            told.setdefault(self.lines.titles(rank)[turn], []).append(str(name))
-        sides = "; ".join(f"{title} on rank {', '.join(names)}" for title, names in told.items())
-        return f"ranks came to different collectives: {sides}; all must call the same"
+
+def _difference(lines: Lines, turn: int) -> str:
+    told: dict[str, list[str]] = {}
+    for rank, name in enumerate(lines.names):
+        told.setdefault(lines.titles(rank)[turn], []).append(str(name))
+    sides = "; ".join(f"{title} on rank {', '.join(names)}" for title, names in told.items())
+    return f"ranks came to different collectives: {sides}; all must call the same"

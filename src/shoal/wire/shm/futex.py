@@ -1,7 +1,7 @@
 """Sleep until a word of shared memory changes: Linux's futex, called through ctypes.
 
-A wait that is over soon never reaches the kernel; one that is not costs no processor time. Where
-there is no futex (another system or processor) the same wait is a sleep of growing length.
+Who waits here costs no processor time. Where there is no futex (another system or processor) the
+same wait is a short sleep, again and again.
 """
 
 from __future__ import annotations

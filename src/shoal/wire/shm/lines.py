@@ -16,7 +16,7 @@ from shoal.wire.shm.peers import Peer
 from shoal.wire.shm.segment import Segment
 
 LINE_NBYTES = 1024
-ARRIVED, _STATUS, _BELL = 0, 64, 128  # each a word with a cache line of its own
+ARRIVED, _STATUS, _BELL = 0, 64, 128  # each a word, in another cache line
 STATUS_WORDS = (_STATUS - ARRIVED) >> 2  # from one to the other
 SLEEPS_WORDS = 1  # from ARRIVED, in its cache line: whether the rank sleeps until another arrives
 MARKS = 16  # in that line too, 64 bits each: of the two titles

@@ -26,7 +26,7 @@ from shoal.wire.shm.rounds import Rounds
 from shoal.wire.shm.slots import ALIGN, Slots
 
 _SHORT_NBYTES = 1 << 20  # of all ranks: to combine these everywhere costs less than to meet again
-_MESSAGES = 128  # kept at most
+_KEPT_ROUNDS = 1024  # at most; the oldest messages are forgotten first
 
 Copy = tuple[int, int, int]  # to which address, from which, how many bytes
 
@@ -57,6 +57,7 @@ class Preparing(Rounds):
     def __init__(self, board: Board, slots: Slots) -> None:
         super().__init__(board, slots)
         self._kept: dict[tuple[bytes, int, int, int], list[Round]] = {}
+        self._count = 0  # of rounds that are kept
 
     def _whole(self, nbytes: int) -> bool:
         """Whether everyone combines everything in a message of ``nbytes``."""
@@ -72,13 +73,16 @@ class Preparing(Rounds):
         key = title, flat.data_ptr(), self.slots.turn, torch.get_num_threads()
         rounds = self._kept.get(key)
         if rounds is None:
-            if len(self._kept) >= _MESSAGES:
-                self._kept.clear()
-            rounds = self._kept[key] = self._prepare(_view(flat), how)
-            self.slots.turn = key[2]
+            turn = self.slots.turn
+            with torch.inference_mode(False):  # or nobody else may write into what is kept
+                rounds = self._kept[key] = self._work_out(_view(flat), how)
+            self.slots.turn = turn
+            self._count += len(rounds)
+            while self._count > _KEPT_ROUNDS and len(self._kept) > 1:
+                self._count -= len(self._kept.pop(next(iter(self._kept))))
         return rounds
 
-    def _prepare(self, flat: Tensor, how: Reduction) -> list[Round]:
+    def _work_out(self, flat: Tensor, how: Reduction) -> list[Round]:
         width, whole = flat.element_size(), self._whole(flat.nbytes)
         grain = 1 if whole else ALIGN // width * self.size  # of a round: whole lines for each piece
         most = self.slots.cached // width // grain * grain

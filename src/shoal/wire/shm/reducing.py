@@ -33,7 +33,7 @@ class Reducing(Base):
         self, tensors: Sequence[Tensor] | Tensor, opts: Options = None, timeout: object = None
     ) -> Work:
         """Leave everyone's numbers, combined, in the tensors of everyone."""
-        wanted = [tensors] if isinstance(tensors, Tensor) else tensors
+        wanted = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         tasks = [self._allreduce(tensor, opts) for tensor in wanted]
         return self._do(tasks[0] if len(tasks) == 1 else partial(_each, tasks), wanted, opts)
 

@@ -109,7 +109,8 @@ def reduction(kind: int, dtype: torch.dtype) -> Reduction:
         BadArgument: the type has no such operation.
     """
     known = _TORCH.get(kind)
-    call = f"reduce op {_KINDS(kind)} of {dtype}"
+    names = {int(each): name for name, each in _KINDS.__members__.items()}
+    call = f"reduce op {names.get(kind, kind)} of {dtype}"
     if known is None:
         raise BadArgument(call, "not known to the shoal backend; use sum, avg, product, min, max")
     name, combine, logical = known

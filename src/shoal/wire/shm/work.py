@@ -135,11 +135,11 @@ class Lane:
         if not background and not self._waiting and self._busy.acquire(blocking=False):
             try:
                 if not self._waiting:
-                    self._board.prepare(background=False)
+                    self._board.ready(background=False)
                     task()
                     return self._done
             except BaseException as error:
-                self._board.failed(error)
+                self._board.broke(error)
                 raise
             finally:
                 self._busy.release()
@@ -161,10 +161,10 @@ class Lane:
             error: BaseException | None = None
             with self._busy:
                 try:
-                    self._board.prepare(background=True)
+                    self._board.ready(background=True)
                     task()
                 except BaseException as raised:
-                    self._board.failed(raised)
+                    self._board.broke(raised)
                     error = raised
             work.conclude(error)
             with self._count:  # before callbacks: one of them may call a collective and wait for it
