@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from shoal.wire.shm import segment as segments
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.segment import Segment
-from shoal.wire.shm.slots import ALIGN
+from shoal.wire.shm.slots import share_of
 from shoal.wire.shm.storing import read_all
 
 _BLOCK_NBYTES = 256 << 10  # of each rank: some ranks' blocks together fit a core's own cache
@@ -79,9 +79,7 @@ class Bucket:
 
     def _cut(self, span: Span) -> Sequence[tuple[Tensor, ...]]:
         width = span.dtype.itemsize
-        grain = ALIGN // width
-        each = -(-span.numel // self.size // grain) * grain
-        begin, end = min(self.rank * each, span.numel), min((self.rank + 1) * each, span.numel)
+        begin, end = share_of(self.rank, self.size, numel=span.numel, width=width)
         if begin == end:
             return ()
         start, stop = span.offset + begin * width, span.offset + end * width

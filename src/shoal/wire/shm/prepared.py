@@ -23,7 +23,7 @@ from torch import Tensor
 from shoal.wire.shm.board import Board
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.rounds import Rounds
-from shoal.wire.shm.slots import ALIGN, Slots
+from shoal.wire.shm.slots import ALIGN, Slots, share_of
 
 _SHORT_NBYTES = 1 << 20  # of all ranks: to combine these everywhere costs less than to meet again
 _KEPT_ROUNDS = 1024  # at most; the oldest messages are forgotten first
@@ -101,26 +101,22 @@ class Preparing(Rounds):
     def _piece_round(self, part: Tensor, how: Reduction) -> Round:
         width, base, slots = part.element_size(), part.data_ptr(), self.slots
         own = slots.address(self.rank)
-        begin, end = self._piece(part, self.rank)
+        shares = [
+            share_of(rank, self.size, numel=part.numel(), width=width) for rank in range(self.size)
+        ]
+        begin, end = shares[self.rank]
         after = end * width
         parts = (own, base, begin * width), (own + after, base + after, part.nbytes - after)
         gives = tuple(each for each in parts if each[2])
-        takes = []
-        for rank in range(self.size):
-            first, last = self._piece(part, rank)
-            at = first * width
-            takes.append((base + at, slots.address(rank) + at, (last - first) * width))
+        takes = tuple(
+            (base + first * width, slots.address(rank) + first * width, (last - first) * width)
+            for rank, (first, last) in enumerate(shares)
+        )
         if begin == end:
-            return Round(gives, None, tuple(takes))
+            return Round(gives, None, takes)
         out = slots.view(self.rank, begin * width, numel=end - begin, dtype=part.dtype)
         sources = self._sources(part[begin:end], begin * width, own=True)
-        return Round(gives, how.prepare(out, sources), tuple(takes))
-
-    def _piece(self, part: Tensor, rank: int) -> tuple[int, int]:
-        """From where to where a rank combines."""
-        count, grain = part.numel(), ALIGN // part.element_size()
-        each = -(-count // self.size // grain) * grain
-        return min(rank * each, count), min((rank + 1) * each, count)
+        return Round(gives, how.prepare(out, sources), takes)
 
 
 def _view(flat: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ The order is the same on every rank and in every run, so results are equal bit f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -57,11 +57,7 @@ class Reduction(NamedTuple):
         if self.widens or len(sources) == 1:
             return partial(self.__call__, out, sources)
         blocks = list(_blocks(out, sources))
-        steps = [
-            (first if index == 0 else piece, second, piece)
-            for piece, first, *rest in blocks
-            for index, second in enumerate(rest)
-        ]
+        steps = [step for piece, *parts in blocks for step in _steps(piece, parts)]
         divided = [piece for piece, *_ in blocks] if self.divides else []
         return partial(_run, self.combine, steps, divided, len(sources))
 
@@ -72,13 +68,20 @@ class Reduction(NamedTuple):
             narrow._block(wide, [source.float() for source in sources])
             out.copy_(wide)
             return
-        first = sources[0]
         if len(sources) == 1:
-            out.copy_(first)
-        for source in sources[1:]:
-            first = self.combine(first, source, out=out)
+            out.copy_(sources[0])
+        for first, second, into in _steps(out, sources):
+            self.combine(first, second, out=into)
         if self.divides:
             out.div_(len(sources))
+
+
+def _steps(out: Tensor, sources: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Which two are combined into which, one after the other: the order that is promised."""
+    first = sources[0]
+    for second in sources[1:]:
+        yield first, second, out
+        first = out
 
 
 def _run(

@@ -82,6 +82,17 @@ class Slots:
         return found
 
 
+def share_of(rank: int, ranks: int, *, numel: int, width: int) -> tuple[int, int]:
+    """From where to where a rank combines, when each does 1/n; whole lines of memory but the last.
+
+    >>> [share_of(rank, 3, numel=40, width=4) for rank in range(3)]
+    [(0, 16), (16, 32), (32, 40)]
+    """
+    grain = ALIGN // width
+    each = -(-numel // ranks // grain) * grain
+    return min(rank * each, numel), min((rank + 1) * each, numel)
+
+
 def place(giver: int, taker: int) -> int:
     """Which part of the giver's slot is the taker's, when none is for the giver itself."""
     return taker - (taker > giver)
