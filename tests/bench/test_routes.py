@@ -86,7 +86,7 @@ def test_neither_the_twin_nor_the_chooser_is_a_route_that_wins() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "noise", "holds"),
-    [(1.0, 0.0, True), (1.2, 0.0, False), (1.12, 0.025, True), (1.0, 0.1, None)],
+    [(1.0, 0.0, True), (1.2, 0.0, False), (1.12, 0.025, True), (1.0, 0.1, True), (1.3, 0.1, False)],
 )
 def test_the_chooser_is_judged_by_its_bar_and_the_control(
     seconds: float, noise: float, holds: bool | None

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.axes.collectives import MEMBERS, Collective
+from shoal.axes.collectives import MEMBERS, Collective, Network, native
 from shoal.axes.collectives.measured import WINNER
 from shoal.runtime.modes import Seat
 from shoal.runtime.routes import Choice, routed
 from shoal.testing.contracts import make, samples
 from shoal.testing.processes import run_workers
 from shoal.wire.probe import SIZES as PROBED
-from shoal.wire.probe import Curve, probe, rising
+from shoal.wire.probe import Curve, probe, race, rising
 from shoal.wire.route import run_rounds
 
 SIZES = (0, 1, 2, 3, 5, 7, 64, 1001)
@@ -143,6 +147,30 @@ def test_what_is_measured_is_agreed() -> None:
         assert 0 < points[0][1] <= points[1][1]
 
 
+def _raced() -> tuple[list[float], list[int]]:
+    """The second of three calls sleeps on one rank only, and much longer than the others take."""
+    dist.init_process_group("gloo")
+    ran = [0, 0, 0]
+
+    def call(index: int, seconds: float) -> None:
+        ran[index] += 1
+        time.sleep(seconds)
+
+    late = 0.04 if dist.get_rank() == 1 else 0.0
+    calls = [partial(call, 0, 0.004), partial(call, 1, late), partial(call, 2, 0.004)]
+    return race(calls, None, torch.device("cpu")), ran
+
+
+@pytest.mark.gloo
+def test_in_a_race_the_slowest_rank_counts_all_drop_the_same_and_hold_the_same_times() -> None:
+    results = run_workers(2, _raced, seconds=120)
+    assert results[0] == results[1]
+    times, ran = results[0]
+    assert times[1] == math.inf
+    assert ran[1] < ran[0] == ran[2]
+    assert all(0.004 <= taken < 0.04 for taken in (times[0], times[2]))
+
+
 def test_a_curve_is_straight_between_points_and_goes_on_at_the_mean_slope() -> None:
     curve = Curve(((10, 1.0), (20, 2.0), (40, 2.5)))
     assert curve.cost(0) == curve.cost(10) == 1.0
@@ -155,3 +183,25 @@ def test_a_curve_is_straight_between_points_and_goes_on_at_the_mean_slope() -> N
 def test_a_curve_never_falls() -> None:
     assert rising((1, 2, 3), [2.0, 1.0, 3.0]).points == ((1, 2.0), (2, 2.0), (3, 3.0))
     assert list(PROBED) == sorted(PROBED)
+
+
+def _sizes_timed() -> list[int]:
+    dist.init_process_group("gloo")
+    asked: list[int] = []
+
+    def contenders(nbytes: float, world: int, network: Network) -> tuple[Collective, ...]:
+        asked.append(int(nbytes))
+        return native(), make("tree")
+
+    seat = Seat(dist.get_rank(), dist.get_world_size())
+    choice = Choice(replace(make("fastest"), contenders=contenders), seat, None)
+    for size in (1000, 1001, 1500, 300):
+        choice(_values(seat.worker, size))
+    return asked
+
+
+@pytest.mark.gloo
+def test_messages_of_about_one_size_are_tried_once() -> None:
+    first, *others = run_workers(2, _sizes_timed, seconds=120)
+    assert first == [4096, 16384]  # 8,008 bytes are nearer to the one, 12,000 to the other
+    assert others == [first]

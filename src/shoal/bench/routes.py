@@ -6,9 +6,9 @@ block's time is the slowest rank's. Which route wins where is told in a table of
 route that the noise does not tell apart from it, and drawn as a map. Eight ranks, where machines
 have fewer cores, are measured at a few sizes only.
 
-Bar: ``fastest``, which measures the network and then chooses, takes at most 1.1 times as long as
-torch's own. A twin of torch's own is the A/A control, whose half-width widens the bar; over
-``MAX_HALF_WIDTH`` there is no verdict.
+Bar: ``fastest``, which tries routes and then chooses, takes at most 1.1 times as long as torch's
+own. A twin of torch's own is the A/A control, whose half-width widens the bar; over
+``MAX_HALF_WIDTH`` there is a verdict only where the whole interval is on one side of the bar.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.bench.blocks import slowest
 from shoal.bench.collective_times import turns
 from shoal.bench.form import Bar, Report, Result
 from shoal.bench.plot import write_map, write_plot
-from shoal.bench.statistics import MIN_BLOCKS, Estimate, estimate, paired_ratios, verdict
+from shoal.bench.statistics import MIN_BLOCKS, Estimate, estimate, judged, paired_ratios
 from shoal.bench.suites import Settings, Suite
 from shoal.notation import nbytes_text
 from shoal.testing.processes import run_workers
@@ -115,8 +115,7 @@ def timed(point: Point, name: str) -> Result:
     row = Result(point.case, f"{name}{_TIME}", taken, "ms", peer, ratio.value, ratio.interval)
     if name != FASTEST:
         return row
-    half_width = _ratio(point, TWIN, NATIVE).interval.half_width
-    holds = verdict(Bar.parse(BAR), ratio.value, half_width=half_width)
+    holds = judged(Bar.parse(BAR), ratio, _ratio(point, TWIN, NATIVE))
     return replace(row, case=f"{point.case}: {point.chosen}", bar=BAR, holds=holds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -12,17 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.axes.collectives import Collective, Network, tree
+from shoal.axes.collectives import Collective, Network, native, tree
 from shoal.axes.collectives.collective import UNKNOWN
 from shoal.errors import LayoutMismatch
 from shoal.wire.collective import Route
 from shoal.wire.hops import Path
-from shoal.wire.probe import probe
+from shoal.wire.probe import probe, race
 from shoal.wire.route import legs, run_legs
 
 if TYPE_CHECKING:
     from shoal.runtime.modes import Seat
 
+CLEARLY = 0.95  # of the first one's time: less is faster for certain
+_FLOAT_NBYTES = 4
 _log = logging.getLogger(__name__)
 Group = dist.ProcessGroup | None
 
@@ -30,7 +33,7 @@ Group = dist.ProcessGroup | None
 def routed(collective: Collective, seat: Seat, group: Group) -> Route | None:
     """What sums a flat tensor over the group by this route; None for torch's own all-reduce."""
     if collective.choose is not None:
-        return Choice(collective.choose, seat, group, probes=collective.probes)
+        return Choice(collective, seat, group)
     if collective.rounds is None:
         return None
     mine = legs(collective.rounds(seat.workers), seat.worker)
@@ -39,19 +42,14 @@ def routed(collective: Collective, seat: Seat, group: Group) -> Route | None:
 
 def paths(collective: Collective, seat: Seat, group: Group) -> Callable[[Tensor], Path]:
     """Which legs sum a flat tensor by this route; a tree's where it has no hops of its own."""
-    choose = collective.choose
-    if choose is None:
+    if collective.choose is None:
         path = _path(_with_hops(collective), seat)
         return lambda tensor: path
-
-    def with_hops(nbytes: float, workers: int, network: Network) -> Collective:
-        return _with_hops(choose(nbytes, workers, network))
-
-    choice = Choice(with_hops, seat, group, probes=collective.probes)
+    choice = Choice(collective, seat, group)
     laid: dict[Collective, Path] = {}
 
     def chosen(tensor: Tensor) -> Path:
-        route = choice.collective(tensor)
+        route = _with_hops(choice.collective(tensor))
         if route not in laid:
             laid[route] = _path(route, seat)
         return laid[route]
@@ -77,24 +75,16 @@ class Choice:
     hosts may hold different files of one name.
 
     Args:
-        choose: (nbytes, workers, network) -> the route.
+        collective: that chooses.
         seat: which worker this is.
         group: the workers taking part.
-        probes: measure the network; else what is chosen does not depend on it.
     """
 
-    def __init__(
-        self,
-        choose: Callable[[float, int, Network], Collective],
-        seat: Seat,
-        group: Group,
-        *,
-        probes: bool,
-    ) -> None:
-        self._choose, self._seat, self._group = choose, seat, group
-        self._probes = probes
-        self._network = None if probes else UNKNOWN
+    def __init__(self, collective: Collective, seat: Seat, group: Group) -> None:
+        self._collective, self._seat, self._group = collective, seat, group
+        self._network = None if collective.probes else UNKNOWN
         self._routes: dict[int, Route] = {}
+        self._won: dict[int, Collective] = {}  # by the power of four that was timed
         self.chosen: dict[int, Collective] = {}
         """nbytes -> the route that carries messages of that size."""
 
@@ -102,8 +92,7 @@ class Choice:
         """Sum a flat tensor over the group, in place."""
         chosen = self.collective(tensor)
         if tensor.nbytes not in self._routes:
-            route = routed(chosen, self._seat, self._group) or partial(_native, group=self._group)
-            self._routes[tensor.nbytes] = route
+            self._routes[tensor.nbytes] = self._runner(chosen)
         self._routes[tensor.nbytes](tensor)
 
     def collective(self, tensor: Tensor) -> Collective:
@@ -114,12 +103,38 @@ class Choice:
         if self._network is None:
             message, native = probe(self._group, tensor.device)
             self._network = Network(message.cost, native.cost)
-        chosen = self.chosen[nbytes] = self._choose(nbytes, self._seat.workers, self._network)
-        if not self._probes:
+        chosen = self.chosen[nbytes] = self._choose(nbytes, tensor.device, self._network)
+        if not self._collective.probes:
             self._compare(chosen, tensor)
         if self._seat.worker == 0:
             _log.info("messages of %d bytes go by the route %s", nbytes, chosen)
         return chosen
+
+    def _choose(self, nbytes: int, device: torch.device, network: Network) -> Collective:
+        if self._collective.contenders is None:
+            choose = self._collective.choose
+            return native() if choose is None else choose(nbytes, self._seat.workers, network)
+        near = power_of_four(nbytes)
+        if near not in self._won:
+            self._won[near] = self._time(near, device, network)
+        return self._won[near]
+
+    def _time(self, nbytes: int, device: torch.device, network: Network) -> Collective:
+        """Run the contenders in turns; the fastest, or the first unless it is clearly slower."""
+        offered = self._collective.contenders
+        routes = offered(nbytes, self._seat.workers, network) if offered else ()
+        zeros = torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
+        calls = [partial(self._runner(route), zeros) for route in routes]
+        seconds = race(calls, self._group, device)
+        least = min(seconds)
+        told = zip(seconds, routes, strict=True)
+        _log.debug(
+            "%d bytes: %s", nbytes, ", ".join(f"{r} {1e3 * taken:.3g} ms" for taken, r in told)
+        )
+        return routes[0 if seconds[0] * CLEARLY <= least else seconds.index(least)]
+
+    def _runner(self, collective: Collective) -> Route:
+        return routed(collective, self._seat, self._group) or partial(_native, group=self._group)
 
     def _compare(self, chosen: Collective, tensor: Tensor) -> None:
         mark = zlib.crc32(repr(chosen).encode())
@@ -130,6 +145,15 @@ class Choice:
                 f"worker {self._seat.worker} was told to send {tensor.nbytes} bytes by {chosen}, "
                 "and another by another route: give all hosts the same report of shoal bench routes"
             )
+
+
+def power_of_four(nbytes: int) -> int:
+    """The one nearest by ratio, up to 16 MB, above which the fastest stays the fastest.
+
+    >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
+    (4, 16)
+    """
+    return int(4 ** min(12, round(math.log(max(nbytes, 1), 4))))
 
 
 def _native(tensor: Tensor, group: Group) -> None:

@@ -3,13 +3,16 @@
 A message is timed by what carries it later: one leg of a route, in which everybody sends to the
 right, receives from the left and adds up. So its price holds the cost of the code as well. At each
 size the slowest rank's median counts, and is agreed: all ranks hold the same curves, bit by bit.
+
+Whole routes are timed, too (:func:`race`), and agreed alike.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,9 +25,12 @@ from shoal.wire.route import Leg, run_legs
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
 _REPEATS = 7
+_BEHIND = 1.5  # times the best's least: whoever takes longer need not run again
+_PATIENCE = 0.5  # seconds; after a turn that ends later there is no other
 _FLOAT_NBYTES = 4
 
 Group = dist.ProcessGroup | None
+Call = Callable[[], object]
 
 
 class Curve(NamedTuple):
@@ -69,7 +75,7 @@ def probe(
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     passing = Leg({(rank + 1) % world: [0]}, {(rank - 1) % world: [(0, True)]})
-    calls: list[Callable[[], object]] = []
+    calls: list[Call] = []
     for nbytes in sizes:
         flat = torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
         calls.append(partial(run_legs, flat, (passing,), chunks=1, group=group))
@@ -85,15 +91,51 @@ def _columns(medians: Tensor) -> tuple[list[float], list[float]]:
     return listed[0], listed[1]
 
 
-def _medians(calls: list[Callable[[], object]], device: torch.device) -> list[float]:
+def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[float]:
+    """Seconds of each call, in turns; infinite for those that fell behind. Every rank calls it.
+
+    After each turn all know the slowest rank's times and drop the same calls, so that a bad one
+    costs a turn or two, and the close ones are told apart by medians.
+
+    Args:
+        calls: that all ranks of the group take part in.
+        group: the ranks.
+        device: on which calls work.
+    """
+    taken: list[list[float]] = [[] for _ in calls]
+    running, spent = list(range(len(calls))), 0.0
+    for turn in range(1 + _REPEATS):
+        seconds = torch.zeros(len(calls), device=device, dtype=torch.float64)
+        for i in running if turn % 2 else reversed(running):
+            dist.barrier(group=group)
+            seconds[i] = _seconds(calls[i], device)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)
+        spent += float(seconds.sum())
+        if turn == 0 and spent < _PATIENCE:
+            continue  # connections, buffers
+        for i in running:
+            taken[i].append(float(seconds[i]))
+        least = min(min(taken[i]) for i in running)
+        running = [i for i in running if min(taken[i]) <= _BEHIND * least]
+        if len(running) == 1 or spent > _PATIENCE:
+            break
+    return [statistics.median(taken[i]) if i in running else math.inf for i in range(len(calls))]
+
+
+def _seconds(call: Call, device: torch.device) -> float:
+    begin = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def _medians(calls: Sequence[Call], device: torch.device) -> list[float]:
     """Seconds of each, taking turns; the first turn is not counted (connections, buffers)."""
     seconds: list[list[float]] = [[] for _ in calls]
     for turn in range(1 + _REPEATS):
         for call, taken in zip(calls, seconds, strict=True):
-            begin = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            lasted = _seconds(call, device)
             if turn:
-                taken.append(time.perf_counter() - begin)
+                taken.append(lasted)
     return [statistics.median(taken) for taken in seconds]

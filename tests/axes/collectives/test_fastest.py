@@ -1,4 +1,4 @@
-"""The fastest route differs with the size and the network, and is never dearer than another."""
+"""The fastest route differs with size and network; what bytes alone rule out is not even tried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.axes.collectives import Collective, Network, fastest, native, walk
-from shoal.axes.collectives.fastest import MARGIN, ROUTES
+from shoal.axes.collectives.fastest import HOPELESS, MARGIN, ROUTES
 
 KB, MB = 2**10, 2**20
 
@@ -74,3 +74,34 @@ def test_no_route_is_cheaper_than_the_chosen_and_torchs_own_only_gives_way_to_a_
 @pytest.mark.parametrize("nbytes", [1, MB])
 def test_the_choice_is_the_same_each_time(nbytes: int) -> None:
     assert chosen(nbytes, 5, network()) == chosen(nbytes, 5, network())
+
+
+def tried(nbytes: float, world: int, given: Network) -> tuple[Collective, ...]:
+    offered = fastest().contenders
+    assert offered is not None
+    return offered(nbytes, world, given)
+
+
+def test_small_messages_are_tried_by_every_route_and_torchs_own_is_the_surest() -> None:
+    first, *others = tried(4 * KB, 8, network(native=1e-3))
+    assert first == native()
+    assert others == list(ROUTES)
+
+
+def test_a_route_that_would_send_far_more_bytes_than_torchs_own_is_not_tried() -> None:
+    slow = network(beta=1e-8, native=2 * 64 * MB * 1e-8)
+    names = [repr(route) for route in tried(64 * MB, 16, slow)]
+    assert "linear" not in names
+    assert {"native", "ring", "halving_doubling"} <= set(names)
+
+
+@settings(deadline=None, max_examples=40)
+@given(nbytes=st.integers(1, 2**28), world=st.integers(2, 9), alpha=st.floats(1e-6, 1e-2))
+def test_what_takes_long_by_its_messages_is_tried_but_not_by_its_bytes(
+    nbytes: int, world: int, alpha: float
+) -> None:
+    given, free = network(alpha, native=1e-3), network(0.0)
+    bound = HOPELESS * given.native(nbytes)
+    offered = tried(nbytes, world, given)
+    for route in ROUTES:
+        assert (route in offered) == (seconds(route, nbytes, world, free) <= bound)

@@ -48,6 +48,10 @@ def any_world(world: int) -> str:
     return ""
 
 
+Contenders: TypeAlias = "Callable[[float, int, Network], tuple[Collective, ...]]"
+"""(nbytes, world, network) -> routes."""
+
+
 @dataclass(frozen=True, repr=False)
 class Collective:
     """A route by which all workers come to hold the sum.
@@ -60,6 +64,8 @@ class Collective:
         choose: (nbytes, world, network) -> the route for messages of that size, when it differs
             with size; then ``rounds`` is None.
         probes: whether the choice looks at the network, which is then measured.
+        contenders: (nbytes, world, network) -> routes to be timed before one is taken, the surest
+            first; None: ``choose`` decides alone.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Collective:
     refusal: Callable[[int], str] = field(default=any_world, compare=False)
     choose: Callable[[float, int, Network], Collective] | None = field(default=None, compare=False)
     probes: bool = field(default=True, compare=False)
+    contenders: Contenders | None = field(default=None, compare=False)
 
     @property
     def is_native(self) -> bool:

@@ -1,11 +1,14 @@
-"""Fastest: another route for each size of message, by what the network was measured to take.
+"""Fastest: another route for each size of message, the one that took least when all were tried.
 
 Few messages win where messages are small, few bytes where they are large, and where the border lies
-only the network knows. So before the first message all workers measure it together: a message, and
-torch's own all-reduce, at a few sizes. Every route is then priced by its rounds, and torch's own by
-its curve. The cheapest carries messages of that size, if it promises a fifth less than torch's own:
-what was measured is surer than what was priced. All hold the same measurements, so all choose the
-same.
+only the machines know: ranks that share a core, or a switch, upset every formula. So before the
+first message of a size (to the nearest power of four) workers run the routes in turns, on zeros,
+and drop what falls behind. The slowest rank counts and times are agreed, so all choose the same.
+Torch's own is kept unless another is clearly faster.
+
+What would take far longer by its bytes alone is not even tried: for that the network is measured
+first, a message and torch's own all-reduce at a few sizes. From these every route is priced, too,
+where nothing can run: a plan for machines that are not there takes the cheapest.
 
 Given a report of ``shoal bench routes``, nothing is measured: the route that won there at the
 nearest size is taken, for the number of workers there are.
@@ -44,8 +47,8 @@ ROUTES = (
     linear(),
 )
 
-MARGIN = 0.8  # of the time of torch's own
-
+MARGIN = 0.8  # of the time of torch's own: what was measured is surer than what was priced
+HOPELESS = 3.0  # times as long as torch's own, by bytes alone
 
 _NAMES = {
     member.__name__: member
@@ -57,18 +60,20 @@ _NAMES = {
 
 
 def fastest(report: str = "") -> Collective:
-    """The route that costs least at each size, on the network as measured.
+    """The route that takes least at each size, on the machines at hand.
 
     Args:
-        report: of ``shoal bench routes --json PATH``, whose winners are taken; without one the
-            network is measured before the first message.
+        report: of ``shoal bench routes --json PATH``, whose winners are taken; without one routes
+            are timed before the first message of a size.
 
     Example: ``fastest``.
     """
     if not isinstance(report, str):
         raise BadArgument(f"fastest({report})", "the path of a report, in quotes")
     if not report:
-        return Collective("fastest", rounds=None, chunks=_one, choose=cheapest)
+        return Collective(
+            "fastest", rounds=None, chunks=_one, choose=cheapest, contenders=promising
+        )
     found = winners(report)
     for sizes in found.by_size.values():
         for name in sizes.values():
@@ -98,6 +103,21 @@ def cheapest(nbytes: float, world: int, network: Network) -> Collective:
         if seconds < least:
             best, least = route, seconds
     return best
+
+
+def promising(nbytes: float, world: int, network: Network) -> tuple[Collective, ...]:
+    """Torch's own, and each route whose bytes alone do not rule it out."""
+    bound, nothing = HOPELESS * network.native(nbytes), network.message(0)
+
+    def bytes_alone(size: float) -> float:
+        return network.message(size) - nothing
+
+    hopeful = (
+        route
+        for route, rounds in _laid_out(world)
+        if walk(rounds, nbytes / route.chunks(world), bytes_alone) <= bound
+    )
+    return native(), *hopeful
 
 
 @lru_cache(maxsize=8)
