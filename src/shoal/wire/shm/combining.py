@@ -8,6 +8,7 @@ are combined where they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import memmove
 from functools import lru_cache
 
 from torch import Tensor
@@ -36,28 +37,43 @@ class Combining(Preparing):
                 self._reduce_in_place(title, bucket, span, how)
                 return
         rounds = self._prepared(title, flat, how)
-        self.slots.next()
-        if rounds[0].takes:
+        if len(rounds) == 1:
+            self._reduce_at_once(title, rounds[0])
+        elif rounds[0].takes:
             self._reduce_in_pieces(title, rounds)
         else:
             self._reduce_whole(title, rounds)
-        for _ in rounds[1:]:
-            self.slots.next()
+
+    def _reduce_at_once(self, title: bytes, only: Round) -> None:
+        gives, combine, takes = only
+        self.slots.next()
+        for to, source, nbytes in gives:
+            memmove(to, source, nbytes)
+        self.board.begin(title)
+        if combine is not None:
+            combine()
+        if takes:
+            self.board.meet()
+            for to, source, nbytes in takes:
+                memmove(to, source, nbytes)
 
     def _reduce_whole(self, title: bytes, rounds: Sequence[Round]) -> None:
         for index, (gives, combine, _) in enumerate(rounds):
+            self.slots.next()
             copy(gives)
             self._meet(index, title)
             if combine is not None:
                 combine()
 
     def _reduce_in_pieces(self, title: bytes, rounds: Sequence[Round]) -> None:
+        self.slots.next()
         copy(rounds[0].gives)
         self.board.begin(title)
         for index, (_, combine, takes) in enumerate(rounds, 1):
             if combine is not None:
                 combine()
             if index < len(rounds):
+                self.slots.next()
                 copy(rounds[index].gives)
             self.board.meet()  # ends phase one of the next round with phase two of this
             copy(takes)

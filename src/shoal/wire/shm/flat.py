@@ -9,6 +9,8 @@ from torch import Tensor
 
 from shoal.errors import BadArgument
 
+_FLAT = (1,)  # one dimension, side by side
+
 
 def flatten(tensor: Tensor, call: str) -> Tensor:
     """A flat contiguous form: the same memory where the tensor has such, else a copy.
@@ -21,8 +23,8 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
             f"{call} of a {tensor.layout} tensor on {tensor.device}",
             'the shoal backend moves dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
         )
-    plainly = tensor.dim() == 1 and not tensor.requires_grad and not tensor.is_complex()
-    if plainly and tensor.is_contiguous() and not tensor.is_neg():
+    plainly = tensor.stride() == _FLAT and not tensor.requires_grad
+    if plainly and not tensor.is_complex() and not tensor.is_neg():
         return tensor
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,22 @@ from shoal.wire.shm.reduction import Reduction, reduction
 from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.work import Task, Work
 
+_SUM = hash(dist.ReduceOp.SUM)
+
+
+def _kind(opts: Options) -> int:
+    """The hash of the operation, which torch also passes itself."""
+    return _SUM if opts is None else hash(getattr(opts, "reduceOp", opts))
+
 
 def _how(opts: Options, dtype: torch.dtype) -> Reduction:
-    op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-    return reduction(hash(op), dtype)  # torch also passes the operation itself
+    return reduction(_kind(opts), dtype)
+
+
+@lru_cache(maxsize=1024)
+def _all_reduced(kind: int, dtype: torch.dtype, numel: int) -> tuple[bytes, Reduction]:
+    how = reduction(kind, dtype)
+    return title(f"all_reduce ({how.name})", dtype, numel), how
 
 
 def _each(tasks: Sequence[Task]) -> None:
@@ -33,13 +45,15 @@ class Reducing(Base):
         self, tensors: Sequence[Tensor] | Tensor, opts: Options = None, timeout: object = None
     ) -> Work:
         """Leave everyone's numbers, combined, in the tensors of everyone."""
-        wanted = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        wanted = [tensors] if isinstance(tensors, Tensor) else tensors
+        if len(wanted) == 1:
+            return self._do(self._allreduce(wanted[0], opts), wanted, opts)
         tasks = [self._allreduce(tensor, opts) for tensor in wanted]
-        return self._do(tasks[0] if len(tasks) == 1 else partial(_each, tasks), wanted, opts)
+        return self._do(partial(_each, tasks), wanted, opts)
 
     def _allreduce(self, tensor: Tensor, opts: Options) -> Task:
-        how, flat = _how(opts, tensor.dtype), flatten(tensor, "all_reduce")
-        name = title(f"all_reduce ({how.name})", flat.dtype, flat.numel())
+        flat = flatten(tensor, "all_reduce")
+        name, how = _all_reduced(_kind(opts), flat.dtype, flat.numel())
         if flat is tensor:
             return partial(self._wire.all_reduce, name, flat, how)
 

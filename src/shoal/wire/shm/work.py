@@ -114,6 +114,17 @@ class Work(TorchWork):
                 self._future.set_exception(self._error)
 
 
+class Done(Work):
+    """A collective that was done before its work was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__((), done=True)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Nothing to wait for."""
+        return True
+
+
 class Lane:
     """Does tasks one after the other, in the order they came.
 
@@ -128,7 +139,7 @@ class Lane:
         self._waiting = 0  # queued, not yet done; changed under _count
         self._count = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._done = Work((), done=True)  # to make one takes as long as a small collective's copy
+        self._done = Done()  # to make one takes as long as a small collective's copy
 
     def do(self, task: Task, tensors: Sequence[Tensor], *, background: bool) -> Work:
         """Do a task now, or queue it; a task done now leaves a work without tensors."""
