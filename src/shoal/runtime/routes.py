@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.runtime.modes import Seat
 
 CLEARLY = 0.95  # of the first one's time: less is faster for certain
+_CALLS, _CALLS_NBYTES = 8, 1 << 18  # messages follow one another: so many are timed, if short
 _FLOAT_NBYTES = 4
 _log = logging.getLogger(__name__)
 Group = dist.ProcessGroup | None
@@ -124,8 +125,9 @@ class Choice:
         offered = self._collective.contenders
         routes = offered(nbytes, self._seat.workers, network) if offered else ()
         zeros = torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
-        calls = [partial(self._runner(route), zeros) for route in routes]
-        seconds = race(calls, self._group, device)
+        times = max(1, min(_CALLS, _CALLS_NBYTES // nbytes))
+        calls = [partial(_several, self._runner(route), zeros, times) for route in routes]
+        seconds = [taken / times for taken in race(calls, self._group, device)]
         least = min(seconds)
         told = zip(seconds, routes, strict=True)
         _log.debug(
@@ -145,6 +147,11 @@ class Choice:
                 f"worker {self._seat.worker} was told to send {tensor.nbytes} bytes by {chosen}, "
                 "and another by another route: give all hosts the same report of shoal bench routes"
             )
+
+
+def _several(route: Route, tensor: Tensor, times: int) -> None:
+    for _ in range(times):
+        route(tensor)
 
 
 def power_of_four(nbytes: int) -> int:

@@ -25,8 +25,9 @@ from shoal.wire.route import Leg, run_legs
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
 _REPEATS = 7
+_TURNS, _FAIR = 25, 3  # at most; before anybody is dropped
 _BEHIND = 1.5  # times the best's least: whoever takes longer need not run again
-_PATIENCE = 0.5  # seconds; after a turn that ends later there is no other
+_PATIENCE = 1.5  # seconds; after a turn that ends later there is no other
 _FLOAT_NBYTES = 4
 
 Group = dist.ProcessGroup | None
@@ -104,7 +105,7 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
     """
     taken: list[list[float]] = [[] for _ in calls]
     running, spent = list(range(len(calls))), 0.0
-    for turn in range(1 + _REPEATS):
+    for turn in range(1 + _TURNS):
         seconds = torch.zeros(len(calls), device=device, dtype=torch.float64)
         for i in running if turn % 2 else reversed(running):
             dist.barrier(group=group)
@@ -115,8 +116,9 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
             continue  # connections, buffers
         for i in running:
             taken[i].append(float(seconds[i]))
-        least = min(min(taken[i]) for i in running)
-        running = [i for i in running if min(taken[i]) <= _BEHIND * least]
+        if len(taken[running[0]]) >= _FAIR:
+            least = min(min(taken[i]) for i in running)
+            running = [i for i in running if min(taken[i]) <= _BEHIND * least]
         if len(running) == 1 or spent > _PATIENCE:
             break
     return [statistics.median(taken[i]) if i in running else math.inf for i in range(len(calls))]
