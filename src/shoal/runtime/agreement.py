@@ -149,7 +149,10 @@ class Agreement:
         if not all(key in self.states for key in task.keys):
             self._recut()
         pairs = zip(task.keys, task.pieces, strict=True)
-        values = [Value(piece, key, self.factors.get(key)) for key, piece in pairs]
+        values = [
+            Value(piece, key, self.factors.get(key), out=None if self.moves else piece)
+            for key, piece in pairs
+        ]
         told = values if self.stopwatch is None else self.stopwatch.told(values)
         return [self.compressor.flow(v, self.states[v.name], self.round) for v in told]
 

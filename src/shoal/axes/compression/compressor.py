@@ -44,13 +44,15 @@ class Told(NamedTuple):
 class Value(NamedTuple):
     """A tensor to agree on, with its shape and the parameter it belongs to.
 
-    ``factors`` are (u, v) with u.T @ v the tensor, where somebody kept them; else None.
+    ``factors`` are (u, v) with u.T @ v the tensor, where somebody kept them; else None. In ``out``,
+    of the same shape, a flow may leave the mean, once it needs the tensor no more: they may be one.
     """
 
     tensor: Tensor
     name: str = ""
     factors: tuple[Tensor, Tensor] | None = None
     told: Told = Told()
+    out: Tensor | None = None
 
     def with_tensor(self, tensor: Tensor) -> Value:
         """The same parameter in the same bucket, another content."""

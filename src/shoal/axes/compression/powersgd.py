@@ -13,15 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.residual import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Ask, Flow, Mean
-
-_means = WeakTensorKeyDictionary()
-"""A state's factor -> the mean of its round, which is read by then: memory for the next one."""
 
 
 def powersgd(rank: int = 1) -> Compressor:
@@ -70,9 +66,8 @@ def flow(value: Value, state: Tensor | None, round: int) -> Flow:
         mine = value.tensor.clone()
         return Agreed((yield Mean(value.tensor)), mine, None)
     p, factor, q = yield from power(value.tensor.flatten(1), state)
-    shape = value.tensor.shape
-    own = partial(_product, p, factor, shape)
-    return Agreed((p @ q).view(shape), own, q.T.contiguous())
+    own = partial(_product, p, factor, value.tensor.shape)
+    return Agreed(_mean(p, q, value), own, q.T.contiguous())
 
 
 def fed(value: Value, state: tuple[Tensor, Tensor | None], round: int) -> Flow:
@@ -85,10 +80,8 @@ def fed(value: Value, state: tuple[Tensor, Tensor | None], round: int) -> Flow:
     m, shape = wanted.flatten(1), wanted.shape
     p, factor, q = yield from power(m, kept)
     m.addmm_(p, factor, alpha=-1)
-    mean = torch.mm(p, q, out=_means.pop(kept, None))  # type: ignore[no-untyped-call]
-    after = q.T.contiguous()
-    _means[after] = mean
-    return Agreed(mean.view(shape), partial(_product, p, factor, shape), (wanted, after))
+    own = partial(_product, p, factor, shape)
+    return Agreed(_mean(p, q, value), own, (wanted, q.T.contiguous()))
 
 
 def power(m: Tensor, q: Tensor) -> Generator[Ask, Any, tuple[Tensor, Tensor, Tensor]]:
@@ -107,6 +100,15 @@ def orthogonal(p: Tensor) -> Tensor:
     wide = p.float() if p.dtype in (torch.float16, torch.bfloat16) else p
     q: Tensor = torch.linalg.qr(wide).Q
     return q.to(p.dtype)
+
+
+def _mean(p: Tensor, q: Tensor, value: Value) -> Tensor:
+    """Everybody's, where it is wanted: new memory would cost more than the product."""
+    out = value.out
+    if out is None or not out.is_contiguous():
+        return (p @ q).view(value.tensor.shape)
+    torch.mm(p, q, out=out.view(p.shape[0], -1))
+    return out
 
 
 def _product(p: Tensor, factor: Tensor, shape: torch.Size) -> Tensor:
