@@ -32,9 +32,9 @@ from shoal.wire.shm.lines import (
     Lines,
 )
 
-_LOOKS = 200  # about 150 microseconds on an idle core, which is what sleep and waking cost
+LOOKS = 200  # about 150 microseconds on an idle core, which is what sleep and waking cost
 _LATE = "not done within"
-_yield = getattr(os, "sched_yield", lambda: None)
+give_way = getattr(os, "sched_yield", lambda: None)
 
 
 def entitled(text: str) -> bytes:
@@ -60,7 +60,7 @@ class Board:
         self._others = [(start >> 2, lines.address + start, r) for r, start in starts]
         self._theirs = [(LINE_NBYTES * r + MARKS) >> 3 for r, _ in starts]
         self._fence = threading.Lock()
-        self._looks = _LOOKS
+        self._looks = LOOKS
         self._broken = ""
 
     def ready(self, *, background: bool) -> None:
@@ -72,7 +72,7 @@ class Board:
         if self._broken:
             raise PeerLost(f"the group has failed before: {self._broken}")
         # In the background somebody else here may have work for the core, and for Python's lock.
-        self._looks = 0 if background else _LOOKS
+        self._looks = 0 if background else LOOKS
 
     def broke(self, error: BaseException) -> None:
         """Remember what went wrong, and tell; but all see a mismatch alike, and can go on."""
@@ -129,7 +129,7 @@ class Board:
         for _ in range(self._looks):
             if words[word] != behind:
                 return
-            _yield()  # with fewer cores than ranks, the one awaited may need this one
+            give_way()  # with fewer cores than ranks, the one awaited may need this one
         end = time.monotonic() + self.seconds
         words[self._word + SLEEPS_WORDS] = 1
         try:

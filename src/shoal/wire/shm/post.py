@@ -14,7 +14,7 @@ from ctypes import memmove
 from torch import Tensor
 
 from shoal.errors import FaultError
-from shoal.wire.shm.board import Board
+from shoal.wire.shm.board import LOOKS, Board, give_way
 from shoal.wire.shm.lines import PRESENT
 from shoal.wire.shm.mail import Mail
 from shoal.wire.shm.parcel import Parcel
@@ -91,18 +91,24 @@ class Post:
         self._driven += 1
         try:
             while not parcel.is_completed():
-                self._carry(parcel.is_completed)
+                self._carry(parcel.is_completed, LOOKS)
         finally:
             self._driven -= 1
 
-    def _carry(self, done: Callable[[], bool]) -> None:
-        """Move messages; if none moves, sleep until something changes, unless all is done."""
-        heard = self.board.lines.bell()
+    def _carry(self, done: Callable[[], bool], looks: int = 0) -> None:
+        """Move messages; if none moves, look out for a change, then sleep until there is one."""
+        lines = self.board.lines
+        heard = lines.bell()
         with self._lock:
             moved = self._mail.progress()
-        if not moved and not done():
-            self.board.lines.listen(heard)
-            self._complain()
+        if moved or done():
+            return
+        for _ in range(looks):
+            if lines.bell() != heard:
+                return
+            give_way()
+        lines.listen(heard)
+        self._complain()
 
     def _run(self) -> None:
         idle = self._mail.idle
