@@ -40,6 +40,20 @@ def test_adaptive_is_held_against_the_best_fixed_one_and_plans_against_ddp() -> 
     assert all(row.interval is not None for row in rows.values())
 
 
+def test_of_those_that_plan_the_one_that_is_faster_in_the_last_blocks_is_held_against_ddp() -> None:
+    told = found()
+    told["timed"][ADAPTIVE] = [0.7] * 14
+    (row,) = [row for row in duel.judge("mlp", told) if row.bar == duel.FASTER]
+    assert row.case.endswith(ADAPTIVE)
+    assert row.ratio == pytest.approx(0.7)
+
+
+def test_a_fixed_one_that_plans_is_timed_even_if_another_was_better() -> None:
+    assert duel.chosen(found()["tried"]) == (MERGED, [ADAPTIVE, MERGED])
+    simple = {**found()["tried"], WFBP: [0.5] * 3}
+    assert duel.chosen(simple) == (WFBP, [ADAPTIVE, MERGED])
+
+
 def test_the_twin_of_the_best_fixed_one_widens_the_bar_and_too_much_noise_is_no_verdict() -> None:
     close = found()
     close["timed"][ADAPTIVE] = [0.83] * 14

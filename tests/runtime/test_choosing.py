@@ -6,7 +6,7 @@ import pytest
 
 from shoal.analyse.links import Link
 from shoal.axes.scheduling import Layer, Schedule, adaptive, magnitude, merged
-from shoal.runtime.choosing import Choice, Planned, link_of, ratio, summary, unlike
+from shoal.runtime.choosing import Choice, Planned, Trial, close, link_of, ratio, summary, unlike
 from shoal.runtime.measuring import Layout, Record, Seen, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
 
@@ -43,7 +43,7 @@ class Played:
             self.tasks = planned.schedule.plan(layers, planned.link.cost)
 
     def settle(self) -> None:
-        for _ in range(8):
+        for _ in range(11):
             self.window()
 
 
@@ -121,6 +121,34 @@ def test_what_it_keeps_is_the_fastest_it_tried() -> None:
         tasks = planned.schedule.plan(layers, planned.link.cost)
         tried = schedule_seconds(tasks, LAYERS, played.link.cost).seconds
         assert kept <= tried / 0.98 * 1.0001
+
+
+def trials(*steps: float) -> list[Trial]:
+    planned = Planned(merged(), {}, FAST, "")
+    return [Trial(planned, [seconds]) for seconds in steps]
+
+
+def test_who_comes_close_to_the_fastest_is_tried_again_but_not_all() -> None:
+    found = trials(1.08, 1.5, 1.0, 1.04, 1.09)
+    assert close(found) == [found[2], found[3], found[0]]
+    assert close(trials(1.0, 1.2)) == []
+
+
+def test_two_that_seem_close_are_told_apart_by_what_they_took_both_times() -> None:
+    choice = Choice(adaptive(), LAYERS)
+    played = Played(adaptive(), Link(1e-4, 1e-9))
+    played.choice = choice
+    while not (played.chosen and played.chosen[-1][1].why.startswith("tried again")):
+        played.window()
+        assert played.steps < 60
+    assert choice._trying is not None
+    again = choice._trying
+    layers = dict.fromkeys((layer.name for layer in LAYERS), 1e-3)
+    while choice._trying is not None:  # the one that seemed the fastest is now ten times slower
+        step = 10.0 if choice._trying is again else 1e-3
+        planned = choice.look(Seen(layers, {MB: 1e-3}, step, {}))
+    assert planned is not None
+    assert planned.schedule != again.planned.schedule
 
 
 def test_steps_in_which_nothing_was_seen_change_nothing() -> None:

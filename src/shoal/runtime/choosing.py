@@ -3,7 +3,8 @@
 1. measure some steps under the first plan, and some with messages of quite another size, since both
    together tell what a message costs by itself and what its bytes do; a schedule that only changes
    the order of its messages never sends others;
-2. ask the schedule for its contenders on these layers and this link, and try each for some steps;
+2. ask the schedule for its contenders on these layers and this link, try each for some steps, and
+   those that came close to the fastest once more;
 3. keep the fastest; the most promising one unless another is clearly faster;
 4. when messages take another time than they did, begin again with what was just seen.
 
@@ -24,6 +25,7 @@ STARTUP = 1e-4  # seconds, of a link of which one size of message is all that wa
 SPREAD = 2  # a line is trusted when the largest message is so many times the smallest
 CHANGED = 2.0  # times as slow, or as fast, at two looks in a row, is another link
 CLEARLY = 0.98  # of the promising one's step: less is faster for certain
+CLOSE, FINALISTS = 1.1, 3  # times the fastest's step; how many of those are tried again
 
 
 class Planned(NamedTuple):
@@ -33,6 +35,18 @@ class Planned(NamedTuple):
     layers: dict[str, Layer]
     link: Link
     why: str
+
+
+class Trial(NamedTuple):
+    """A plan, and what a step took, one number for each time that it was tried."""
+
+    planned: Planned
+    steps: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Of the times."""
+        return math.fsum(self.steps) / len(self.steps)
 
 
 class Choice:
@@ -49,8 +63,9 @@ class Choice:
         self.link: Link | None = None
         self._points: dict[int, float] = {}
         self._left: list[Schedule] = []
-        self._tried: list[tuple[float, Planned]] = []
-        self._trying: Planned | None = None
+        self._tried: list[Trial] = []
+        self._again: list[Trial] | None = None  # None: it is not known yet who came close
+        self._trying: Trial | None = None
         self._surveyed = False
         self._usual: dict[int, float] | None = None
         self._odd = 0  # looks in a row at which messages took another time
@@ -65,7 +80,7 @@ class Choice:
         if not seen.messages:
             return None
         if self._trying is not None:
-            return self._judge(seen)
+            return self._judge(self._trying, seen)
         if self._usual is None and self.link is not None:
             self._usual = dict(seen.messages)
         slower = ratio(self._usual or {}, seen.messages)
@@ -88,27 +103,31 @@ class Choice:
         link = self.link or Link(STARTUP, 0.0)
         offered = self.schedule.contenders
         self._left = list(offered(self.layers, link.cost) if offered else (self.schedule,))
-        self._tried, self._usual, self._odd = [], None, 0
+        self._tried, self._again, self._usual, self._odd = [], None, None, 0
         return self._try(f"{why}; {told(link)}")
 
     def _try(self, why: str) -> Planned:
-        self._trying = self._planned(self._left.pop(0), self.layers, why)
-        return self._trying
+        self._trying = Trial(self._planned(self._left.pop(0), self.layers, why), [])
+        self._tried.append(self._trying)
+        return self._trying.planned
 
-    def _judge(self, seen: Seen) -> Planned | None:
+    def _judge(self, trial: Trial, seen: Seen) -> Planned:
         """The steps of a trial are over: try the next, or keep the fastest."""
-        if self._trying is not None:
-            self._tried.append((seen.step, self._trying))
+        trial.steps.append(seen.step)
         self._learn(seen)
         if self._left:
             return self._try("tried too")
+        if self._again is None:
+            self._again = close(self._tried)
+        if self._again:
+            self._trying = self._again.pop(0)
+            return self._trying.planned._replace(why="tried again, for it is close to the fastest")
         self._trying = None
-        first, promising = self._tried[0]
-        fastest, best = min(self._tried, key=lambda trial: trial[0])
-        if fastest >= CLEARLY * first:
-            fastest, best = first, promising
-        steps = ", ".join(f"{p.schedule} {1e3 * seconds:.3g} ms" for seconds, p in self._tried)
-        return best._replace(why=f"kept of {steps} a step; {told(self.link or best.link)}")
+        promising, fastest = self._tried[0], min(self._tried, key=lambda trial: trial.mean)
+        best = fastest if fastest.mean < CLEARLY * promising.mean else promising
+        steps = ", ".join(f"{t.planned.schedule} {1e3 * t.mean:.3g} ms" for t in self._tried)
+        link = self.link or best.planned.link
+        return best.planned._replace(why=f"kept of {steps} a step; {told(link)}")
 
     def _learn(self, seen: Seen) -> None:
         self._points.update(seen.messages)
@@ -123,6 +142,13 @@ class Choice:
     def _planned(self, schedule: Schedule, layers: list[Layer], why: str) -> Planned:
         link = self.link or Link(STARTUP, 1e-9)
         return Planned(schedule, {layer.name: layer for layer in layers}, link, why)
+
+
+def close(tried: Sequence[Trial]) -> list[Trial]:
+    """Whom the fastest does not beat for certain, and itself; nobody if that is the only one."""
+    ordered = sorted(tried, key=lambda trial: trial.mean)[:FINALISTS]
+    near = [trial for trial in ordered if trial.mean <= CLOSE * ordered[0].mean]
+    return near if len(near) > 1 else []
 
 
 def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:

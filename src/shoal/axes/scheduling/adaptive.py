@@ -4,7 +4,8 @@ Where a message costs much by itself, small tensors are fused. Where bytes are w
 ones are cut, so that the first layers overtake and the next forward starts early. Both happen in
 one plan, tensor by tensor. Plans of either kind are priced by playing a step in virtual time, with
 the layers' and the link's measured times; the best of each kind then run for a few steps, for
-what no model knows, and the fastest stays until messages take another time than they did.
+what no model knows, those that come close a second time, and the fastest stays until messages take
+another time than they did.
 
 References:
     Shi et al., `A quantitative survey of communication optimizations in distributed deep learning

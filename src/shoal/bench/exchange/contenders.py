@@ -33,7 +33,7 @@ STRATEGIES = (
 )
 """Compared by time to DDP's loss. To try another, add its line."""
 
-SLOW_STRATEGIES = (OUR_POWERSGD, SELDOM, SELDOM_TOPK)
+SLOW_STRATEGIES = (OUR_POWERSGD, SELDOM)
 """The same where the network is so slow that others would take minutes."""
 
 SCHEDULES = (

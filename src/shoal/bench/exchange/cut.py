@@ -34,7 +34,7 @@ class Cut:
         rate: of the links, afterwards.
         workload: name of the model and its data; small, for steps get ten times as long.
         strategy: one whose schedule measures.
-        before: steps until then: it has decided by the 35th, and then learns what is usual.
+        before: steps until then: it has decided by the 50th, and then learns what is usual.
         after: steps from then on.
         seed: of parameters and samples.
     """
@@ -42,7 +42,7 @@ class Cut:
     rate: str
     workload: str = "mlp, narrow"
     strategy: str = ADAPTIVE
-    before: int = 46
+    before: int = 61
     after: int = 22
     seed: int = 0
 
