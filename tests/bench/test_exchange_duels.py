@@ -15,6 +15,7 @@ from shoal.bench.exchange.duel import ALONE, TWIN
 from shoal.bench.exchange.places import Loopback
 from shoal.bench.exchange.tasks import WORKLOADS
 from shoal.bench.suites import Settings
+from shoal.errors import BadArgument
 
 WFBP, MERGED, PRIORITY = contenders.SCHEDULES[:3]
 USUAL = {NULL: 0.5, ALONE: 0.5, DDP: 1.0, WFBP: 0.95, MERGED: 0.8, PRIORITY: 1.1, ADAPTIVE: 0.81}
@@ -23,8 +24,8 @@ USUAL = {NULL: 0.5, ALONE: 0.5, DDP: 1.0, WFBP: 0.95, MERGED: 0.8, PRIORITY: 1.1
 def found(noise: float = 0.0, **usual: float) -> dict[str, dict[str, list[float]]]:
     """Blocks that all take the same time; the twin strays by ``noise``."""
     names = {**USUAL, **{getattr(duel, n, n): s for n, s in usual.items()}}
-    timed = {name: [names[name]] * 14 for name in (ADAPTIVE, MERGED, DDP)}
-    stray = [names[MERGED] * (1 + (noise if i // 2 % 2 else -noise)) for i in range(14)]
+    timed = {name: [names[name]] * 18 for name in (ADAPTIVE, MERGED, DDP)}
+    stray = [names[MERGED] * (1 + (noise if i // 2 % 2 else -noise)) for i in range(18)]
     return {"tried": {n: [s] * 3 for n, s in names.items()}, "timed": {**timed, TWIN: stray}}
 
 
@@ -40,12 +41,23 @@ def test_adaptive_is_held_against_the_best_fixed_one_and_plans_against_ddp() -> 
     assert all(row.interval is not None for row in rows.values())
 
 
-def test_of_those_that_plan_the_one_that_is_faster_in_the_last_blocks_is_held_against_ddp() -> None:
+def test_of_those_that_plan_the_better_one_is_held_against_ddp_in_blocks_that_did_not_choose() -> (
+    None
+):
     told = found()
-    told["timed"][ADAPTIVE] = [0.7] * 14
+    told["timed"][ADAPTIVE] = [0.6] * 6 + [0.7] * 12
     (row,) = [row for row in duel.judge("mlp", told) if row.bar == duel.FASTER]
     assert row.case.endswith(ADAPTIVE)
     assert row.ratio == pytest.approx(0.7)
+    told["timed"][ADAPTIVE] = [0.9] * 6 + [0.1] * 12
+    (row,) = [row for row in duel.judge("mlp", told) if row.bar == duel.FASTER]
+    assert row.case.endswith(MERGED)
+
+
+def test_a_duel_without_adaptive_or_without_another_that_plans_is_refused_at_once() -> None:
+    for names in ((MERGED, WFBP), (WFBP, ADAPTIVE)):
+        with pytest.raises(BadArgument, match="merged or priority"):
+            duel.Duel("tiny", names)
 
 
 def test_a_fixed_one_that_plans_is_timed_even_if_another_was_better() -> None:
@@ -56,17 +68,17 @@ def test_a_fixed_one_that_plans_is_timed_even_if_another_was_better() -> None:
 
 def test_the_twin_of_the_best_fixed_one_widens_the_bar_and_too_much_noise_is_no_verdict() -> None:
     close = found()
-    close["timed"][ADAPTIVE] = [0.83] * 14
+    close["timed"][ADAPTIVE] = [0.83] * 18
     assert bars(close)[1] == (duel.CLOSE, False)
     noisy = found(noise=0.02)
-    noisy["timed"][ADAPTIVE] = [0.83] * 14
+    noisy["timed"][ADAPTIVE] = [0.83] * 18
     assert bars(noisy)[1] == (duel.CLOSE, True)
 
 
 def test_where_the_twin_is_too_noisy_only_a_whole_interval_beside_the_bar_tells() -> None:
     assert bars(found(noise=0.05))[1] == (duel.CLOSE, True)
     wide = found(noise=0.05)
-    wide["timed"][ADAPTIVE] = [0.8 if i // 2 % 2 else 0.84 for i in range(14)]
+    wide["timed"][ADAPTIVE] = [0.8 if i // 2 % 2 else 0.84 for i in range(18)]
     assert bars(wide)[1] == (duel.CLOSE, None)
 
 
@@ -175,7 +187,7 @@ class Noted(Loopback):
 @pytest.mark.gloo
 def test_schedules_take_turns_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     schedules = (MERGED, WFBP, ADAPTIVE)
-    wanted = duel.Duel("tiny", schedules, tries=1, blocks=12, steps=1, warm_up=1)
+    wanted = duel.Duel("tiny", schedules, tries=1, blocks=18, steps=1, warm_up=1)
     monkeypatch.setattr(duel, "Duel", lambda *_, **__: wanted)
     rows = list(exchange.schedules(Loopback(2), "tiny", "1gbit", Settings()))
     assert [row.against for row in rows[1:4]] == [DDP] * 3

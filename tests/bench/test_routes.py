@@ -96,6 +96,13 @@ def test_the_chooser_is_judged_by_its_bar_and_the_control(
     assert row.case == "4KB, 2 ranks: ring"
 
 
+def test_where_control_and_chooser_are_both_noisy_there_is_no_verdict() -> None:
+    made = point(noise=0.1)
+    wavering = [1.0 if i // 2 % 2 else 1.2 for i in range(MIN_BLOCKS)]
+    row = timed(Point(2, 4096, {**made.times, FASTEST: wavering}, chosen="ring"), FASTEST)
+    assert row.holds is None
+
+
 def test_only_the_chooser_has_a_bar() -> None:
     found = list(rows([point(), point(ranks=4)]))
     assert {row.metric for row in found if row.bar} == {"fastest: time"}

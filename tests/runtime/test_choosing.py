@@ -6,7 +6,17 @@ import pytest
 
 from shoal.analyse.links import Link
 from shoal.axes.scheduling import Layer, Schedule, adaptive, magnitude, merged
-from shoal.runtime.choosing import Choice, Planned, Trial, close, link_of, ratio, summary, unlike
+from shoal.runtime.choosing import (
+    Choice,
+    Planned,
+    Trial,
+    close,
+    decided,
+    link_of,
+    ratio,
+    summary,
+    unlike,
+)
 from shoal.runtime.measuring import Layout, Record, Seen, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
 
@@ -123,9 +133,26 @@ def test_what_it_keeps_is_the_fastest_it_tried() -> None:
         assert kept <= tried / 0.98 * 1.0001
 
 
-def trials(*steps: float) -> list[Trial]:
+def trials(*steps: float | tuple[float, ...]) -> list[Trial]:
     planned = Planned(merged(), {}, FAST, "")
-    return [Trial(planned, [seconds]) for seconds in steps]
+    return [Trial(planned, [*((s,) if isinstance(s, float) else s)]) for s in steps]
+
+
+def test_the_first_is_kept_unless_another_is_clearly_faster() -> None:
+    assert decided(found := trials(1.0, 0.99, 1.2)) is found[0]
+    assert decided(found := trials(1.0, 0.97, 0.96)) is found[2]
+
+
+def test_both_trials_count_and_neither_alone() -> None:
+    found = trials((1.0, 1.3), (1.05, 1.05), (1.02, 1.2))
+    assert decided(found) is found[1]
+
+
+def test_who_was_tried_once_is_not_held_against_those_tried_again_under_other_load() -> None:
+    found = trials((1.0, 1.1), (1.01, 1.1), (1.02, 1.1), 1.03)
+    assert decided(found) is found[0]
+    loaded = trials(1.15, (1.02, 1.32), (1.0, 1.3))
+    assert decided(loaded) is loaded[2]
 
 
 def test_who_comes_close_to_the_fastest_is_tried_again_but_not_all() -> None:

@@ -16,7 +16,7 @@ MODELS = {
     "equal layers": (4 * MB,) * 8,
     "many small ones": (2**14,) * 60,
 }
-SETTLED = 40  # steps after which a decision stands
+SETTLED = 55  # steps after which a decision stands
 
 
 class Training:

@@ -25,7 +25,7 @@ from shoal.testing.hearing import heard
 from shoal.testing.processes import run_workers
 
 pytestmark = pytest.mark.gloo
-EPOCHS = 12  # of three batches: enough to measure, to try, and to keep
+EPOCHS = 18  # of three batches: enough to measure, to try, to try again, and to keep
 MODELS = {"odd": build(Odd, momentum), "deep": build(Deep, momentum)}
 MEASURED = [
     "merged",

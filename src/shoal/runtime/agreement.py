@@ -86,7 +86,7 @@ class Agreement:
             agreed = yield from self.compressor.flow(Value(task.whole), None, self.round)
             _put(agreed.mean, task.whole)
             return
-        opened = together(self._open(task))
+        opened = together(self._open(task, writes=not self.moves))
         watch = self.stopwatch
         ends = yield from opened if watch is None else watch.timed(opened, task.keys)
         for key, piece, agreed in zip(task.keys, task.pieces, ends, strict=True):
@@ -133,7 +133,7 @@ class Agreement:
         """
         sent: dict[str, tuple[Tensor, ...]] = {}
         for task in self.tasks:
-            for key, flow in zip(task.keys, self._open(task), strict=True):
+            for key, flow in zip(task.keys, self._open(task, writes=False), strict=True):
                 if names is not None and key not in names:
                     continue
                 ask = next(flow)
@@ -145,12 +145,13 @@ class Agreement:
         self.round += 1
         return sent
 
-    def _open(self, task: Bound) -> list[Flow]:
+    def _open(self, task: Bound, *, writes: bool = True) -> list[Flow]:
+        """A flow for each piece; one that ``writes`` may leave the mean in its place."""
         if not all(key in self.states for key in task.keys):
             self._recut()
         pairs = zip(task.keys, task.pieces, strict=True)
         values = [
-            Value(piece, key, self.factors.get(key), out=None if self.moves else piece)
+            Value(piece, key, self.factors.get(key), out=piece if writes else None)
             for key, piece in pairs
         ]
         told = values if self.stopwatch is None else self.stopwatch.told(values)

@@ -123,8 +123,7 @@ class Choice:
             self._trying = self._again.pop(0)
             return self._trying.planned._replace(why="tried again, for it is close to the fastest")
         self._trying = None
-        promising, fastest = self._tried[0], min(self._tried, key=lambda trial: trial.mean)
-        best = fastest if fastest.mean < CLEARLY * promising.mean else promising
+        best = decided(self._tried)
         steps = ", ".join(f"{t.planned.schedule} {1e3 * t.mean:.3g} ms" for t in self._tried)
         link = self.link or best.planned.link
         return best.planned._replace(why=f"kept of {steps} a step; {told(link)}")
@@ -142,6 +141,18 @@ class Choice:
     def _planned(self, schedule: Schedule, layers: list[Layer], why: str) -> Planned:
         link = self.link or Link(STARTUP, 1e-9)
         return Planned(schedule, {layer.name: layer for layer in layers}, link, why)
+
+
+def decided(tried: Sequence[Trial]) -> Trial:
+    """The fastest, or the first unless it is clearly slower; of those tried again, if any were.
+
+    Times of the first trials and of the second are not compared with each other: the machines may
+    have had other things to do meanwhile.
+    """
+    final = [trial for trial in tried if len(trial.steps) > 1] or list(tried)
+    promising, fastest = final[0], min(final, key=lambda trial: trial.mean)
+    clearly = promising is not tried[0] or fastest.mean < CLEARLY * promising.mean
+    return fastest if clearly else promising
 
 
 def close(tried: Sequence[Trial]) -> list[Trial]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.axes.collectives import Collective, Network, native, tree
+from shoal.axes.collectives import Collective, Network, tree
 from shoal.axes.collectives.collective import UNKNOWN
-from shoal.errors import LayoutMismatch
+from shoal.errors import LayoutMismatch, UsageError
 from shoal.wire.collective import Route
 from shoal.wire.hops import Path
 from shoal.wire.probe import probe, race
@@ -46,7 +46,7 @@ def paths(collective: Collective, seat: Seat, group: Group) -> Callable[[Tensor]
     if collective.choose is None:
         path = _path(_with_hops(collective), seat)
         return lambda tensor: path
-    choice = Choice(collective, seat, group)
+    choice = Choice(_among_hops(collective), seat, group)
     laid: dict[Collective, Path] = {}
 
     def chosen(tensor: Tensor) -> Path:
@@ -56,6 +56,18 @@ def paths(collective: Collective, seat: Seat, group: Group) -> Callable[[Tensor]
         return laid[route]
 
     return chosen
+
+
+def _among_hops(collective: Collective) -> Collective:
+    """The same choice, for which no route is timed that cannot be taken."""
+    offered = collective.contenders
+    if offered is None:
+        return collective
+
+    def contenders(nbytes: float, workers: int, network: Network) -> tuple[Collective, ...]:
+        return tuple(dict.fromkeys(map(_with_hops, offered(nbytes, workers, network))))
+
+    return replace(collective, contenders=contenders)
 
 
 def _with_hops(collective: Collective) -> Collective:
@@ -71,9 +83,10 @@ class Choice:
     """Another route for each size, chosen when the first message of that size comes.
 
     Before the first message of all the network is measured, by all workers together and on the
-    device of that message. Messages come in the same order everywhere, and the measurements are
-    agreed, so every worker chooses the same. A choice by a file is compared with everyone's, since
-    hosts may hold different files of one name.
+    device of that message; before the first of about a size its contenders are timed, if there are
+    such. Messages come in the same order everywhere, and the measurements are agreed, so every
+    worker chooses the same. A choice by a file is compared with everyone's, since hosts may hold
+    different files of one name.
 
     Args:
         collective: that chooses.
@@ -82,7 +95,10 @@ class Choice:
     """
 
     def __init__(self, collective: Collective, seat: Seat, group: Group) -> None:
+        if collective.choose is None:
+            raise UsageError(f"{collective} chooses nothing: it is one route")
         self._collective, self._seat, self._group = collective, seat, group
+        self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
         self._routes: dict[int, Route] = {}
         self._won: dict[int, Collective] = {}  # by the power of four that was timed
@@ -102,8 +118,8 @@ class Choice:
         if nbytes in self.chosen:
             return self.chosen[nbytes]
         if self._network is None:
-            message, native = probe(self._group, tensor.device)
-            self._network = Network(message.cost, native.cost)
+            message, own = probe(self._group, tensor.device)
+            self._network = Network(message.cost, own.cost)
         chosen = self.chosen[nbytes] = self._choose(nbytes, tensor.device, self._network)
         if not self._collective.probes:
             self._compare(chosen, tensor)
@@ -112,28 +128,29 @@ class Choice:
         return chosen
 
     def _choose(self, nbytes: int, device: torch.device, network: Network) -> Collective:
-        if self._collective.contenders is None:
-            choose = self._collective.choose
-            return native() if choose is None else choose(nbytes, self._seat.workers, network)
+        offered = self._collective.contenders
+        if offered is None:
+            return self._decide(nbytes, self._seat.workers, network)
         near = power_of_four(nbytes)
         if near not in self._won:
-            self._won[near] = self._time(near, device, network)
+            routes = offered(near, self._seat.workers, network)
+            self._won[near] = self._fastest(routes, near, device)
         return self._won[near]
 
-    def _time(self, nbytes: int, device: torch.device, network: Network) -> Collective:
-        """Run the contenders in turns; the fastest, or the first unless it is clearly slower."""
-        offered = self._collective.contenders
-        routes = offered(nbytes, self._seat.workers, network) if offered else ()
+    def _fastest(
+        self, routes: Sequence[Collective], nbytes: int, device: torch.device
+    ) -> Collective:
+        """Run them in turns; the first one unless another is clearly faster."""
         zeros = torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
         times = max(1, min(_CALLS, _CALLS_NBYTES // nbytes))
         calls = [partial(_several, self._runner(route), zeros, times) for route in routes]
         seconds = [taken / times for taken in race(calls, self._group, device)]
-        least = min(seconds)
-        told = zip(seconds, routes, strict=True)
-        _log.debug(
-            "%d bytes: %s", nbytes, ", ".join(f"{r} {1e3 * taken:.3g} ms" for taken, r in told)
+        told = ", ".join(
+            f"{route} {1e3 * taken:.3g} ms" for route, taken in zip(routes, seconds, strict=True)
         )
-        return routes[0 if seconds[0] * CLEARLY <= least else seconds.index(least)]
+        _log.debug("%d bytes: %s", nbytes, told)
+        least = min(seconds)
+        return routes[0 if least >= CLEARLY * seconds[0] else seconds.index(least)]
 
     def _runner(self, collective: Collective) -> Route:
         return routed(collective, self._seat, self._group) or partial(_native, group=self._group)
@@ -160,7 +177,7 @@ def power_of_four(nbytes: int) -> int:
     >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
     (4, 16)
     """
-    return int(4 ** min(12, round(math.log(max(nbytes, 1), 4))))
+    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # whole numbers: alike on all hosts
 
 
 def _native(tensor: Tensor, group: Group) -> None:

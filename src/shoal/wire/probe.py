@@ -27,7 +27,7 @@ SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
 _REPEATS = 7
 _TURNS, _FAIR = 25, 3  # at most; before anybody is dropped
 _BEHIND = 1.5  # times the best's least: whoever takes longer need not run again
-_PATIENCE = 1.5  # seconds; after a turn that ends later there is no other
+_PATIENCE, _MOST = 1.5, 6.0  # seconds: enough when all had their fair turns; enough anyway
 _FLOAT_NBYTES = 4
 
 Group = dist.ProcessGroup | None
@@ -95,8 +95,8 @@ def _columns(medians: Tensor) -> tuple[list[float], list[float]]:
 def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[float]:
     """Seconds of each call, in turns; infinite for those that fell behind. Every rank calls it.
 
-    After each turn all know the slowest rank's times and drop the same calls, so that a bad one
-    costs a turn or two, and the close ones are told apart by medians.
+    After a turn all know the slowest rank's times, and drop the same calls: after a few turns, and
+    where a single one takes long, after the first. Who stays is told apart by medians.
 
     Args:
         calls: that all ranks of the group take part in.
@@ -116,10 +116,10 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
             continue  # connections, buffers
         for i in running:
             taken[i].append(float(seconds[i]))
-        if len(taken[running[0]]) >= _FAIR:
+        if turn == 0 or turn >= _FAIR:
             least = min(min(taken[i]) for i in running)
             running = [i for i in running if min(taken[i]) <= _BEHIND * least]
-        if len(running) == 1 or spent > _PATIENCE:
+        if len(running) == 1 or spent > (_PATIENCE if turn >= _FAIR else _MOST):
             break
     return [statistics.median(taken[i]) if i in running else math.inf for i in range(len(calls))]
 

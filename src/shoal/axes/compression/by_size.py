@@ -51,7 +51,8 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
         member, given = chosen(value.tensor), value.tensor
         exact = Trait.LOSSLESS in member.traits and Trait.LOSSLESS not in traits
         if exact or (Trait.SUMS in member.traits and Trait.SUMS not in traits):
-            value = value._replace(tensor=given.clone())  # nobody expects a wire to write here
+            # nobody expects a wire to write here, nor a mean where what was given still is
+            value = value._replace(tensor=given.clone(), out=None)
         held = state[1] if shows(member) else state
         mean, own, held = yield from member.flow(value, held, round)
         kept = (state[0], held) if shows(member) else held

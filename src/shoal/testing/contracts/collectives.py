@@ -49,6 +49,10 @@ def it_chooses_among_routes_that_serve(collective: Collective) -> None:
                 chosen = collective.choose(nbytes, world, network) if collective.choose else None
                 fits = chosen is not None and not chosen.refusal(world) and chosen.choose is None
                 require(fits, f"{collective}, {world} ranks: chose {chosen}")
+                if collective.contenders is not None:
+                    first, *others = collective.contenders(nbytes, world, network)
+                    serve = not any(route.refusal(world) for route in others)
+                    require(first.is_native and serve, f"{collective}, {world} ranks: {others}")
 
 
 def _line(alpha: float, nbytes: float) -> float:

@@ -82,14 +82,18 @@ def exchange(
     round: int = 0,
     overwrites: bool = False,
 ) -> Round:
-    """Run one round; with ``overwrites`` the wire puts answers where questions were."""
+    """Run one round; with ``overwrites`` answers go where questions, and gradients, were."""
     held = starts(compressor, gradients) if states is None else states
     asks: list[list[Ask]] = [[] for _ in gradients]
     flows = [
-        _watched(compressor.flow(Value(g, "weight"), state, round), seen, overwrites)
+        _watched(compressor.flow(_value(g, overwrites), state, round), seen, overwrites)
         for g, state, seen in zip(gradients, held, asks, strict=True)
     ]
     return Round(lockstep(flows), asks)
+
+
+def _value(gradient: Tensor, overwrites: bool) -> Value:
+    return Value(gradient, "weight", out=gradient if overwrites else None)
 
 
 def rounds(

@@ -1,6 +1,6 @@
 """The collectives among ranks that share memory.
 
-Each is a loop of rounds (``rounds``): numbers are combined (``combining``, ``pieces``), memory of
+Each is a loop of rounds (``rounds``): numbers are combined (``combining``, ``prepared``), memory of
 one or each is copied (``copying``), or each sends every other its part (``parting``).
 
 Memory is given by address, numbers as flat contiguous tensors, detached.

@@ -88,10 +88,12 @@ class Post:
 
     def _drive(self, parcel: Parcel) -> None:
         """Carry messages until this one has arrived."""
+        # Another thread than the first is somebody's background: see Board.ready.
+        looks = LOOKS if threading.current_thread() is threading.main_thread() else 0
         self._driven += 1
         try:
             while not parcel.is_completed():
-                self._carry(parcel.is_completed, LOOKS)
+                self._carry(parcel.is_completed, looks)
         finally:
             self._driven -= 1
 
@@ -105,7 +107,7 @@ class Post:
             return
         for _ in range(looks):
             if lines.bell() != heard:
-                return
+                break
             give_way()
         lines.listen(heard)
         self._complain()
