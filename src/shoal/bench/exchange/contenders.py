@@ -19,14 +19,13 @@ RANK = 4
 EXACT = "all_reduce, bsp, wfbp, exact"
 OUR_POWERSGD = f"all_reduce, bsp, wfbp, error_feedback(powersgd({RANK}))"
 TOPK = "all_reduce, bsp, wfbp, error_feedback(topk(0.01))"
-SELDOM = "all_reduce, local(32), fifo, exact"
+SELDOM = "all_reduce, local(28), fifo, exact"
 SELDOM_TOPK = "all_reduce, local(16), fifo, error_feedback(topk(0.05))"
 SELDOM_POWERSGD = f"all_reduce, local(10), fifo, error_feedback(powersgd({RANK}))"
 ADAPTIVE = "all_reduce, bsp, adaptive, exact"
 
 STRATEGIES = (
     OUR_POWERSGD,
-    "all_reduce, local(16), fifo, exact",
     SELDOM,
     SELDOM_TOPK,
     SELDOM_POWERSGD,

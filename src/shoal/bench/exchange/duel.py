@@ -60,7 +60,7 @@ class Duel:
 
     workload: str
     contenders: tuple[str, ...]
-    tries: int = 3
+    tries: int = 2
     blocks: int = 18
     steps: int = 2
     warm_up: int = 52
