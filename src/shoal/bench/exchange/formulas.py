@@ -119,7 +119,6 @@ FORMULAS: Mapping[str, Formula] = {
     OUR_POWERSGD: low_rank,
     TOPK: sparse(0.01),
     "all_reduce, local(8), fifo, exact": every(8, dense(4)),
-    "all_reduce, local(16), fifo, exact": every(16, dense(4)),
     SELDOM: every(28, dense(4)),
     SELDOM_TOPK: every(16, sparse(0.05)),
     SELDOM_POWERSGD: every(10, low_rank),
