@@ -3,6 +3,9 @@
 The flow is driven as a wire would, with nobody else there: what happens before its first ask is
 encoding, the rest is decoding. Every sample in the catalogue's docstrings takes part, so a new
 compressor is measured as soon as it exists.
+
+Quantisers have bars in GB/s, without a peer to compare with, and a shared machine is slow at times
+for seconds on end. So they are measured in several spells, and the best one counts.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ RATIO = 0.01
 QUANTISERS = ("cast", "qsgd", "terngrad", "onebit", "twobit", "sign", "natural", "int8")
 DETERMINISTIC, STOCHASTIC = ">= 1", ">= 0.4"
 LEAST_TIMES, MOST_SECONDS = 5, 2.0
+SPELLS = 3
 
 
 class Cost(NamedTuple):
@@ -50,16 +54,20 @@ def costs(settings: Settings) -> Iterator[Result]:
     functions: list[Callable[..., Compressor]] = [
         f for f in compression.MEMBERS if f.__name__ in QUANTISERS or not settings.quick
     ]
-    speeds = []
+    quantisers: dict[str, list[float]] = {}
     for done, function in enumerate(functions):
         settings.progress(f"encode and decode: {function.__name__}", done, len(functions))
         for text in samples(function):
             with suppress(ShoalError):  # it needs what a bucket alone has not
-                compressor = make(text)
-                found = measure(compressor, bucket)
+                found = measure(make(text), bucket)
                 yield _cost(text, found, bucket)
                 if function.__name__ in QUANTISERS:
-                    speeds.append(_speed(compressor, found, bucket))
+                    quantisers[text] = [found.encode]
+    for spell in range(1, SPELLS):
+        settings.progress("quantisers again", spell, SPELLS)
+        for text, seconds in quantisers.items():
+            seconds.append(measure(make(text), bucket).encode)
+    speeds = [_speed(make(text), min(taken), bucket) for text, taken in quantisers.items()]
     yield from sorted(speeds, key=lambda row: row.metric)
     settings.progress("topk against torch.topk", 0, 1)
     yield against_plain(bucket)
@@ -69,11 +77,11 @@ def _cost(text: str, found: Cost, bucket: Tensor) -> Result:
     return Result(text, "encode and decode", found.both * 1e3 / (bucket.nbytes / 1e6), "ms/MB")
 
 
-def _speed(compressor: Compressor, found: Cost, bucket: Tensor) -> Result:
+def _speed(compressor: Compressor, seconds: float, bucket: Tensor) -> Result:
     """Random numbers take time, so there is one bar for those who need them and one for others."""
     random = Trait.UNBIASED in compressor.traits and Trait.LOSSLESS not in compressor.traits
     bar, kind = (STOCHASTIC, "stochastic") if random else (DETERMINISTIC, "deterministic")
-    speed = bucket.nbytes / found.encode / 1e9
+    speed = bucket.nbytes / seconds / 1e9
     holds = Bar.parse(bar).met(speed)
     return Result(compressor.name, f"encoding, {kind}", speed, "GB/s", bar=bar, holds=holds)
 
