@@ -116,8 +116,14 @@ def test_a_missing_or_superfluous_argument_is_told() -> None:
         parse("topk")
     with pytest.raises(BadArgument, match=r"asp\(3\): takes 0 positional"):
         parse("asp(3)")
-    with pytest.raises(BadArgument, match="unexpected keyword argument 'k'"):
+    with pytest.raises(BadArgument, match=r"topk\(k=3\): .*argument 'k'; it takes \(ratio\)"):
         parse("topk(k=3)")
+
+
+@pytest.mark.parametrize("text", ["adaptive(early=no)", "adaptive(3)"])
+def test_whether_forwards_are_early_is_true_or_false(text: str) -> None:
+    with pytest.raises(BadArgument, match="early is True or False"):
+        parse(text)
 
 
 def test_names_inside_a_call_are_of_its_own_axis() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -113,4 +114,6 @@ def _made(name: str, function: Callable[..., Any], args: list[Any], words: dict[
         return function(*args, **words)
     except TypeError as error:
         why = str(error).replace(f"{function.__name__}() ", "")
-        raise BadArgument(f"{name}({', '.join(map(str, args))})", why) from None
+        told = [*map(str, args), *(f"{word}={value}" for word, value in words.items())]
+        takes = ", ".join(inspect.signature(function).parameters)
+        raise BadArgument(f"{name}({', '.join(told)})", f"{why}; it takes ({takes})") from None

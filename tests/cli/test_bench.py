@@ -15,7 +15,7 @@ from shoal import bench as benchmarks
 from shoal.bench.form import Interval, Report, Result
 from shoal.bench.suites import Settings, Suite
 from shoal.cli import main
-from shoal.cli.bench import bench, writable
+from shoal.cli.bench import bench, tally, writable
 from shoal.errors import BadArgument, UnknownName, UsageError
 from shoal.timeline.files import replace_text
 
@@ -172,3 +172,17 @@ def test_trying_a_place_leaves_nothing_there(tmp_path: Path) -> None:
 )
 def test_the_command_as_installed_ends_with_the_code(words: tuple[str, ...], code: int) -> None:
     assert main(["bench", *words]) == code
+
+
+def test_a_report_ends_with_how_many_bars_hold_and_which_do_not() -> None:
+    rows = (
+        Result("a", "time", 1.0, "s", bar="<= 2", holds=True),
+        Result("b", "time", 3.0, "s", bar="<= 2", holds=False),
+        Result("c", "time", 5.0, "s", "peer", 0.5, bar="<= 1", holds=None),
+        Result("d", "time", 1.0, "s"),
+    )
+    assert tally(rows).splitlines() == [
+        "1 of 3 bars hold",
+        "fails: b, time 3.000 (<= 2)",
+        "no verdict: c, time 0.500 (<= 1)",
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -159,6 +159,7 @@ def show(console: Console, report: Report) -> None:
         console.print(title, style="bold", markup=False, highlight=False)
         console.print(tabled(results, width))
         console.print()
+    console.print(tally(report.results), markup=False, highlight=False, soft_wrap=True)
     versions = ", ".join(f"{name} {version}" for name, version in head.versions.items())
     memory = f"{machine.memory_nbytes / 2**30:.0f} GiB"
     for line in (
@@ -167,6 +168,19 @@ def show(console: Console, report: Report) -> None:
         f"{versions}, commit {head.commit}",
     ):
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def tally(results: Sequence[Result]) -> str:
+    """How many bars hold, and which do not or are undecided."""
+    barred = [result for result in results if result.bar]
+    held = sum(result.holds is True for result in barred)
+    lines = [f"{held} of {len(barred)} bars hold"]
+    for word, those in (
+        ("fails", [r for r in barred if r.holds is False]),
+        ("no verdict", [r for r in barred if r.undecided]),
+    ):
+        lines += [f"{word}: {r.case}, {r.metric} {r.ratio or r.value:.3f} ({r.bar})" for r in those]
+    return "\n".join(lines)
 
 
 def heading(result: Result) -> str:

@@ -256,7 +256,8 @@ class _Launch:
         if not any(worker.joined for worker in fleet.workers):
             self.screen.say(
                 f"{self.command[0]} ended without calling shoal.distribute(model, optimizer, ...): "
-                "every worker did the same work on its own; add the call, or run it with python"
+                "if every worker did the same work on its own, add the call, or run it with "
+                "python; if it makes a process group of its own, start it with torchrun"
             )
             return NEVER_JOINED
         return 0

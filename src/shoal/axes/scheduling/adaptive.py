@@ -27,6 +27,7 @@ from shoal.axes.scheduling.priority import DEFAULT as BLOCK
 from shoal.axes.scheduling.priority import by_need
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
 from shoal.axes.scheduling.wfbp import wfbp
+from shoal.errors import BadArgument
 from shoal.notation import nbytes_text
 
 SIZES = tuple(2**n for n in range(16, 27, 2))  # 64 KB to 64 MB
@@ -42,6 +43,8 @@ def adaptive(early: bool = True) -> Schedule:
 
     Example: ``adaptive``, ``adaptive(early=False)``.
     """
+    if not isinstance(early, bool):
+        raise BadArgument(f"adaptive(early={early})", "early is True or False")
 
     def contenders(layers: Sequence[Layer], cost: Cost) -> tuple[Schedule, ...]:
         def best(kind: Iterable[Schedule]) -> Schedule:
