@@ -278,3 +278,48 @@ def objects() -> list[Any]:
 
 def test_torchs_object_collectives_work() -> None:
     assert run_workers(2, objects) == [[[{"rank": 0}, {"rank": 1}], [10]]] * 2
+
+
+def in_callbacks() -> None:
+    rank, size = enter(20)
+    a, b, c, d = (torch.full((100,), rank + 1.0) for _ in range(4))
+    total = size * (size + 1) / 2
+
+    def awaits(_: object) -> torch.Tensor:
+        dist.all_reduce(b)  # at once, behind what is queued
+        work = dist.all_reduce(c, async_op=True)
+        assert work is not None
+        return work.get_future().wait()[0]
+
+    first, last = dist.all_reduce(a, async_op=True), dist.all_reduce(d, async_op=True)
+    assert first is not None
+    assert last is not None
+    found = first.get_future().then(awaits).wait()
+    last.wait()
+    assert all(x.eq(total).all() for x in (a, b, c, d, found))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_callback_may_wait_for_other_collectives(size: int) -> None:
+    run_workers(size, in_callbacks, seconds=60)
+
+
+def unsigned_and_overlapping() -> None:
+    rank, size = enter(20)
+    for dtype in (torch.uint16, torch.uint32, torch.uint64):
+        x = torch.tensor([rank + 1, 3]).to(dtype)
+        dist.all_reduce(x)
+        assert x.tolist() == [size * (size + 1) // 2, 3 * size]
+        with pytest.raises(BadArgument, match="cannot order"):
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+    spread = torch.ones(1).expand(4)
+    with pytest.raises(BadArgument, match="share memory"):
+        dist.all_reduce(spread)
+    with pytest.raises(BadArgument, match="share memory"):
+        dist.all_gather_into_tensor(torch.ones(1).expand(4 * size), torch.ones(4))
+    dist.all_reduce(y := torch.ones(2))
+    assert y.eq(size).all()  # the group goes on
+
+
+def test_unsigned_numbers_are_summed_and_shared_memory_is_refused_before_anything_moves() -> None:
+    run_workers(2, unsigned_and_overlapping, seconds=60)

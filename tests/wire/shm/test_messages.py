@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from shm_worlds import enter
 
-from shoal.errors import LayoutMismatch
+from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.testing.processes import run_workers
 
 pytestmark = pytest.mark.gloo
@@ -122,3 +124,25 @@ def misfit() -> str:
 
 def test_a_message_of_another_size_is_an_error_and_the_next_one_arrives() -> None:
     assert "rank 0 sent 20 bytes, but the tensor here has 12" in run_workers(2, misfit)[1]
+
+
+def halves() -> None:
+    rank, _ = enter(1.0)
+    x = torch.ones(4 << 20)
+    dist.barrier()
+    if rank == 0:
+        work = dist.isend(x, 1)
+        assert work is not None
+        with dist.group.WORLD._post._lock:  # type: ignore[union-attr]
+            time.sleep(2.5)  # its last cells do not come in time
+        with pytest.raises((PeerLost, ExchangeTimeout), match="rank 1 gave up"):
+            work.wait()
+        return
+    with pytest.raises(ExchangeTimeout, match="not done within 1 s"):
+        dist.recv(x, 0)
+    with pytest.raises(PeerLost, match="failed before: receive"):
+        dist.recv(x, 0)
+
+
+def test_half_a_message_is_never_taken_for_another() -> None:
+    run_workers(2, halves)

@@ -69,10 +69,14 @@ class Board:
         Raises:
             PeerLost: one has failed before, so ranks may be anywhere.
         """
-        if self._broken:
-            raise PeerLost(f"the group has failed before: {self._broken}")
+        self.require_whole()
         # In the background somebody else here may have work for the core, and for Python's lock.
         self._looks = 0 if background else LOOKS
+
+    def require_whole(self) -> None:
+        """Raise if something has failed before, so that ranks may be anywhere."""
+        if self._broken:
+            raise PeerLost(f"the group has failed before: {self._broken}")
 
     def broke(self, error: BaseException) -> None:
         """Remember what went wrong, and tell; but all see a mismatch alike, and can go on."""

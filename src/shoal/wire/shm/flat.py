@@ -32,6 +32,21 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
     return plain.contiguous().view(-1)
 
 
+def writable(tensor: Tensor, call: str) -> Tensor:
+    """The same of a tensor that will be written to.
+
+    Raises:
+        BadArgument: some of its numbers share their memory.
+    """
+    flat = flatten(tensor, call)
+    if flat is not tensor and tensor.numel() > 1 and 0 in tensor.stride():
+        raise BadArgument(
+            f"{call} into a tensor of {tuple(tensor.shape)} and strides {tensor.stride()}",
+            "its numbers share memory; give a clone",
+        )
+    return flat
+
+
 def restore(tensor: Tensor, flat: Tensor) -> None:
     """Write a flat form back into the tensor it was made of, if that is other memory."""
     if flat is tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.wire.shm.bucket import make_bucket
 from shoal.wire.shm.connect import Meeting
-from shoal.wire.shm.flat import flatten, restore
+from shoal.wire.shm.flat import flatten, restore, writable
 from shoal.wire.shm.moving import Gathering, Scattering
 from shoal.wire.shm.place import find_place
 from shoal.wire.shm.reducing import Reducing
@@ -35,7 +35,7 @@ class Messages(Base):
         return self._receive(tensors[0], None, tag)
 
     def _receive(self, tensor: Tensor, peer: int | None, tag: int) -> Work:
-        flat = flatten(tensor, "recv")
+        flat = writable(tensor, "recv")
         return self._post.receive(flat, peer, tag=tag, finally_=lambda: restore(tensor, flat))
 
 

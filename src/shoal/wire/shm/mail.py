@@ -55,6 +55,10 @@ class Mail:
             yield from (("send", parcel) for parcel in list(parcels))
         yield from (("receive", parcel) for parcel in (*self._awaited, *self._taking.values()))
 
+    def begun(self, parcel: Parcel) -> bool:
+        """Whether part of a message has moved, and part has not."""
+        return parcel.start > 0 or any(parcel is taken for taken in self._taking.values())
+
     def drop(self, parcel: Parcel) -> None:
         """Have no more to do with a message."""
         self._awaited = [p for p in self._awaited if p is not parcel]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.errors import BadArgument
 from shoal.wire.shm.board import entitled
-from shoal.wire.shm.flat import flatten, restore, same
+from shoal.wire.shm.flat import flatten, restore, same, writable
 from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.work import Work
 
@@ -53,7 +53,7 @@ class Gathering(Base):
         if reads and len(targets) != self.size():
             raise BadArgument(f"{call} into {len(targets)} tensors", f"of {self.size()} ranks")
         same(targets, source, numel=source.numel(), call=call)
-        flat, flats = flatten(source, call), [flatten(target, call) for target in targets]
+        flat, flats = flatten(source, call), [writable(target, call) for target in targets]
         name = title(call, flat.dtype, flat.numel())
         addresses = [target.data_ptr() for target in flats] if reads else None
 
@@ -67,7 +67,7 @@ class Gathering(Base):
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
         """Everyone's tensor, one after the other in one tensor, on every rank."""
         same([output], input, numel=input.numel() * self.size(), call="all_gather_into_tensor")
-        flat, out = flatten(input, "all_gather"), flatten(output, "all_gather")
+        flat, out = flatten(input, "all_gather"), writable(output, "all_gather")
         name = title("all_gather", flat.dtype, flat.numel())
         base, nbytes = out.data_ptr(), flat.nbytes
         addresses = [base + rank * nbytes for rank in range(self.size())]
@@ -121,7 +121,7 @@ class Scattering(Base):
         if self.rank() == root and len(pieces) != self.size():
             raise BadArgument(f"scatter of {len(pieces)} tensors", f"to {self.size()} ranks")
         same(pieces, output, numel=output.numel(), call="scatter")
-        flats, out = [flatten(piece, "scatter") for piece in pieces], flatten(output, "scatter")
+        flats, out = [flatten(piece, "scatter") for piece in pieces], writable(output, "scatter")
         name = title(f"scatter from {root}", out.dtype, out.numel())
         sources = [flat.data_ptr() for flat in flats]
 
@@ -141,7 +141,7 @@ class Scattering(Base):
                 f"all_to_all of {len(inputs)} into {len(outputs)} tensors", f"{self.size()} ranks"
             )
         sources = [flatten(tensor, "all_to_all") for tensor in inputs]
-        targets = [flatten(tensor, "all_to_all") for tensor in outputs]
+        targets = [writable(tensor, "all_to_all") for tensor in outputs]
         name = entitled(f"all_to_all of {sources[0].dtype}")
 
         def task() -> None:
@@ -160,7 +160,7 @@ class Scattering(Base):
         opts: Options = None,
     ) -> Work:
         """From each rank a tensor cut in parts, one for each rank; to each rank likewise."""
-        source, target = flatten(input, "all_to_all"), flatten(output, "all_to_all")
+        source, target = flatten(input, "all_to_all"), writable(output, "all_to_all")
         sources = _parts(source, self._rows(input, input_split_sizes))
         targets = _parts(target, self._rows(output, output_split_sizes))
         name = entitled(f"all_to_all of {source.dtype}")

@@ -42,6 +42,7 @@ class Post:
         self._driven, self._stopped, self._alert, self._active = 0, False, False, 0.0
 
     def _parcel(self, flat: Tensor, tag: int, peer: int | None) -> Parcel:
+        self.board.require_whole()
         end = time.monotonic() + self.board.seconds
         return Parcel(flat, tag, peer=peer, end=end, drive=self._drive)
 
@@ -135,6 +136,8 @@ class Post:
                 try:
                     self.board.check(f"{verb} (tag {parcel.tag})", self._ends(parcel), parcel.end)
                 except FaultError as error:
+                    if self._mail.begun(parcel):  # its other half would be taken for a message
+                        self.board.broke(error)
                     self._mail.drop(parcel)
                     if not parcel.is_completed():
                         parcel.finish(error)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.errors import BadArgument
-from shoal.wire.shm.flat import flatten, restore, same
+from shoal.wire.shm.flat import flatten, restore, same, writable
 from shoal.wire.shm.reduction import Reduction, reduction
 from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.work import Task, Work
@@ -52,7 +52,7 @@ class Reducing(Base):
         return self._do(partial(_each, tasks), wanted, opts)
 
     def _allreduce(self, tensor: Tensor, opts: Options) -> Task:
-        flat = flatten(tensor, "all_reduce")
+        flat = writable(tensor, "all_reduce")
         name, how = _all_reduced(_kind(opts), flat.dtype, flat.numel())
         if flat is tensor:
             return partial(self._wire.all_reduce, name, flat, how)
@@ -68,7 +68,7 @@ class Reducing(Base):
     def reduce(self, tensors: Sequence[Tensor], opts: Options) -> Work:
         """Leave everyone's numbers, combined, in the tensor of one rank."""
         (tensor,) = tensors
-        how, flat, root = _how(opts, tensor.dtype), flatten(tensor, "reduce"), opts.rootRank
+        how, flat, root = _how(opts, tensor.dtype), writable(tensor, "reduce"), opts.rootRank
         name = title(f"reduce ({how.name}) to {root}", flat.dtype, flat.numel())
 
         def task() -> None:
@@ -123,7 +123,7 @@ class Reducing(Base):
         self, output: Tensor, sources: Sequence[int], mine: Tensor, opts: Options, *, keep: object
     ) -> Work:
         """Combine pieces given by address; ``keep`` is held until they have been read."""
-        how, out = _how(opts, output.dtype), flatten(output, "reduce_scatter")
+        how, out = _how(opts, output.dtype), writable(output, "reduce_scatter")
         name = title(f"reduce_scatter ({how.name})", out.dtype, out.numel())
 
         def task(held: object = keep) -> None:

@@ -126,4 +126,18 @@ def reduction(kind: int, dtype: torch.dtype) -> Reduction:
         raise BadArgument(call, "a mean of integers is no integer; sum and divide")
     widens = dtype.is_floating_point and dtype.itemsize == 1
     chosen = logical if dtype == torch.bool else combine
+    if dtype in _SIGNED:
+        if name in ("min", "max"):
+            raise BadArgument(call, "torch cannot order these; use a signed type")
+        chosen = partial(_as_signed, combine, _SIGNED[dtype])
     return Reduction(name, chosen, name == "avg", widens)
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _as_signed(
+    combine: Combine, signed: torch.dtype, first: Tensor, second: Tensor, *, out: Tensor
+) -> Tensor:
+    """Sums, products and bits of unsigned numbers are those of signed ones, which torch can do."""
+    return combine(first.view(signed), second.view(signed), out=out.view(signed))

@@ -2,7 +2,8 @@
 
 A call that waits for its result runs at once in the caller's thread, if nothing is before it. What
 was called with ``async_op=True`` is queued, and a thread of the group does it in the background;
-the order of calls is kept in either case.
+the order of calls is kept in either case. That thread also runs what hangs on futures; where such a
+callback waits for another collective, the thread does what is queued until that is done.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ class Work(TorchWork):
     Args:
         tensors: what it leaves its result in.
         done: whether it is done already.
+        lane: that does it.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], *, done: bool = False) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], *, done: bool = False, lane: Lane | None = None
+    ) -> None:
         super().__init__()
         self._tensors, self._error = tensors, None
-        self._done = done
+        self._done, self._lane = done, lane
         self._gate: threading.Lock | None = None
         self._future: Any = None
         self._tokens = [None]  # whoever takes it settles the future
@@ -67,6 +71,8 @@ class Work(TorchWork):
         Raises:
             ExchangeTimeout: not done within ``timeout``.
         """
+        if not self._done and self._lane is not None:
+            self._lane.help(self.is_completed)
         if not self._done and self._gate is not None:
             seconds = timeout.total_seconds() if timeout else 0.0
             if not self._gate.acquire(timeout=seconds if seconds > 0 else -1):
@@ -100,7 +106,7 @@ class Work(TorchWork):
     def get_future(self) -> Any:
         """A torch future of the tensors."""
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = torch.futures.Future() if self._lane is None else Promise(self._lane)
             if self._done:
                 self._settle()
         return self._future
@@ -112,6 +118,23 @@ class Work(TorchWork):
                 self._future.set_result(list(self._tensors))
             else:
                 self._future.set_exception(self._error)
+
+
+class Promise(torch.futures.Future[Any]):
+    """A future whose waiter lends a hand if nobody else can do the work.
+
+    Args:
+        lane: that does it.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__()
+        self._lane = lane
+
+    def wait(self) -> Any:
+        """What torch's does; in a callback after what is queued is done."""
+        self._lane.help(self.done)
+        return super().wait()
 
 
 class Done(Work):
@@ -154,7 +177,7 @@ class Lane:
                 raise
             finally:
                 self._busy.release()
-        work = Work(tensors)
+        work = Work(tensors, lane=self)
         with self._count:
             self._waiting += 1
             if self._thread is None:
@@ -168,20 +191,33 @@ class Lane:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            work, task = item
-            error: BaseException | None = None
-            with self._busy:
-                try:
-                    self._board.ready(background=True)
-                    task()
-                except BaseException as raised:
-                    self._board.broke(raised)
-                    error = raised
-            work.conclude(error)
-            with self._count:  # before callbacks: one of them may call a collective and wait for it
-                self._waiting -= 1
-            work.announce()
-            del work, task, item
+            self._take(*item)
+            del item
+
+    def help(self, done: Callable[[], bool]) -> None:
+        """In the lane's own thread, that is in a callback: do what is queued until this is done."""
+        if self._thread is None or threading.get_ident() != self._thread.ident:
+            return
+        while not done():
+            item = self._queue.get()
+            if item is None:  # the lane is to stop: leave that to its loop
+                self._queue.put(None)
+                return
+            self._take(*item)
+
+    def _take(self, work: Work, task: Task) -> None:
+        error: BaseException | None = None
+        with self._busy:
+            try:
+                self._board.ready(background=True)
+                task()
+            except BaseException as raised:
+                self._board.broke(raised)
+                error = raised
+        work.conclude(error)
+        with self._count:  # before callbacks: one of them may call a collective and wait for it
+            self._waiting -= 1
+        work.announce()
 
     def stop(self) -> None:
         """Do what is queued, then end the thread."""
