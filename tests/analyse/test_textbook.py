@@ -21,7 +21,7 @@ from shoal.axes.collectives import (
     ring,
     tree,
 )
-from shoal.axes.collectives.fastest import MARGIN
+from shoal.axes.collectives.priced import MARGIN
 
 A, B = 2.0**-17, 2.0**-30  # powers of two: sums of them are exact
 LINK = Link(alpha=A, beta=B)
