@@ -44,7 +44,7 @@ ROUTES = (
 )
 NATIVE, TWIN, FASTEST = "native", "native, again", "fastest"
 BAR = "<= 1.1"
-_BLOCK_NBYTES, _CALLS = 1 << 18, 8  # of a block: as many calls as move so much, but not more
+_CALLS = 8  # of a block, at most
 _QUICK = ((2, SIZES[0]), (2, SIZES[4]), (4, SIZES[4]))
 _TIME = ": time"
 
@@ -170,7 +170,9 @@ def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> Poi
         blocks: how often each route is timed.
         calls: how many all-reduces at most make one timing.
     """
-    times = max(1, min(calls, _BLOCK_NBYTES // nbytes))
+    from shoal.wire.probe import in_a_row  # with torch, which a list of suites need not load
+
+    times = in_a_row(nbytes, calls)
     workers = run_workers(ranks, time_blocks, nbytes, blocks, times, seconds=1800)
     names = list(workers[0][0])
     seconds = {name: slowest([worker[0][name] for worker in workers]) for name in names}

@@ -145,7 +145,7 @@ class Agreement:
         self.round += 1
         return sent
 
-    def _open(self, task: Bound, *, writes: bool = True) -> list[Flow]:
+    def _open(self, task: Bound, *, writes: bool) -> list[Flow]:
         """A flow for each piece; one that ``writes`` may leave the mean in its place."""
         if not all(key in self.states for key in task.keys):
             self._recut()

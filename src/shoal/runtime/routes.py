@@ -18,15 +18,13 @@ from shoal.axes.collectives.collective import UNKNOWN
 from shoal.errors import LayoutMismatch, UsageError
 from shoal.wire.collective import Route
 from shoal.wire.hops import Path
-from shoal.wire.probe import probe, race
+from shoal.wire.probe import blank, in_a_row, probe, race
 from shoal.wire.route import legs, run_legs
 
 if TYPE_CHECKING:
     from shoal.runtime.modes import Seat
 
 CLEARLY = 0.95  # of the first one's time: less is faster for certain
-_CALLS, _CALLS_NBYTES = 8, 1 << 18  # messages follow one another: so many are timed, if short
-_FLOAT_NBYTES = 4
 _log = logging.getLogger(__name__)
 Group = dist.ProcessGroup | None
 
@@ -141,8 +139,7 @@ class Choice:
         self, routes: Sequence[Collective], nbytes: int, device: torch.device
     ) -> Collective:
         """Run them in turns; the first one unless another is clearly faster."""
-        zeros = torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
-        times = max(1, min(_CALLS, _CALLS_NBYTES // nbytes))
+        zeros, times = blank(nbytes, device), in_a_row(nbytes)
         calls = [partial(_several, self._runner(route), zeros, times) for route in routes]
         seconds = [taken / times for taken in race(calls, self._group, device)]
         told = ", ".join(

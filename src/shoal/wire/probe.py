@@ -78,13 +78,27 @@ def probe(
     passing = Leg({(rank + 1) % world: [0]}, {(rank - 1) % world: [(0, True)]})
     calls: list[Call] = []
     for nbytes in sizes:
-        flat = torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
+        flat = blank(nbytes, device)
         calls.append(partial(run_legs, flat, (passing,), chunks=1, group=group))
         calls.append(partial(dist.all_reduce, flat, group=group))
     medians = torch.tensor(_medians(calls, device), device=device)
     dist.all_reduce(medians, op=dist.ReduceOp.MAX, group=group)
     message, native = _columns(medians)
     return rising(sizes, message), rising(sizes, native)
+
+
+def blank(nbytes: int, device: torch.device) -> Tensor:
+    """A message to be timed: zeros stay zeros, however often they are summed."""
+    return torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
+
+
+def in_a_row(nbytes: int, most: int = 8) -> int:
+    """How many messages of a size make one timing: several, as they come in training, if short.
+
+    >>> [in_a_row(nbytes) for nbytes in (4096, 65536, 2**20)]
+    [8, 4, 1]
+    """
+    return max(1, min(most, (1 << 18) // nbytes))
 
 
 def _columns(medians: Tensor) -> tuple[list[float], list[float]]:

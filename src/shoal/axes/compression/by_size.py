@@ -51,8 +51,7 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
         member, given = chosen(value.tensor), value.tensor
         exact = Trait.LOSSLESS in member.traits and Trait.LOSSLESS not in traits
         if exact or (Trait.SUMS in member.traits and Trait.SUMS not in traits):
-            # nobody expects a wire to write here, nor a mean where what was given still is
-            value = value._replace(tensor=given.clone(), out=None)
+            value = value.copied()  # what was given is still needed
         held = state[1] if shows(member) else state
         mean, own, held = yield from member.flow(value, held, round)
         kept = (state[0], held) if shows(member) else held

@@ -58,6 +58,10 @@ class Value(NamedTuple):
         """The same parameter in the same bucket, another content."""
         return Value(tensor, self.name, told=self.told)
 
+    def copied(self) -> Value:
+        """The same content in memory of its own, where nobody minds if a wire writes."""
+        return self._replace(tensor=self.tensor.clone(), out=None)
+
 
 def nothing(value: Value) -> None:
     """The state of a compressor that remembers nothing."""

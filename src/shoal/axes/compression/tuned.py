@@ -96,8 +96,7 @@ def _run(rung: Compressor, value: Value, held: tuple[torch.Tensor, Any, bool], r
         value = value.with_tensor(value.tensor + residual)
         residual = torch.zeros_like(residual)
     if Trait.LOSSLESS in rung.traits:
-        sent = value._replace(tensor=value.tensor.clone(), out=None)  # a wire may write there
-        mean, _, rest = yield from rung.flow(sent, rest, round)
+        mean, _, rest = yield from rung.flow(value.copied(), rest, round)
         return Agreed(mean, value.tensor, (residual, rest))
     mean, own, (residual, *rest) = yield from rung.flow(value, (residual, *rest), round)
     return Agreed(mean, own, (residual, tuple(rest)))

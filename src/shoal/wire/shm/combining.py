@@ -8,7 +8,6 @@ are combined where they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import memmove
 from functools import lru_cache
 
 from torch import Tensor
@@ -47,15 +46,13 @@ class Combining(Preparing):
     def _reduce_at_once(self, title: bytes, only: Round) -> None:
         gives, combine, takes = only
         self.slots.next()
-        for to, source, nbytes in gives:
-            memmove(to, source, nbytes)
+        copy(gives)
         self.board.begin(title)
         if combine is not None:
             combine()
         if takes:
             self.board.meet()
-            for to, source, nbytes in takes:
-                memmove(to, source, nbytes)
+            copy(takes)
 
     def _reduce_whole(self, title: bytes, rounds: Sequence[Round]) -> None:
         for index, (gives, combine, _) in enumerate(rounds):
