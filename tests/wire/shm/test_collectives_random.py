@@ -189,6 +189,9 @@ def bound(step: Step, magnitudes: Tensor) -> Tensor:
     return (step.size - 1) * eps * magnitudes.sum(0)
 
 
-@pytest.mark.parametrize(("ranks", "seed"), [(2, 0), (2, 1), (3, 2), (4, 3)])
-def test_a_random_sequence_gives_what_gloo_gives(ranks: int, seed: int) -> None:
-    assert sum(run_workers(ranks, sequence, seed, 40)) > 20
+@pytest.mark.parametrize(
+    ("ranks", "seed", "direct"), [(2, 0, "inf"), (2, 1, "0"), (3, 2, "inf"), (4, 3, "0")]
+)
+def test_a_random_sequence_gives_what_gloo_gives(ranks: int, seed: int, direct: str) -> None:
+    env = {"SHOAL_SHM_DIRECT_MB": direct}
+    assert sum(run_workers(ranks, sequence, seed, 40, env=env)) > 20

@@ -30,8 +30,9 @@ def sizes() -> None:
             dist.send(y + 1, 0)
 
 
-def test_messages_of_every_size_arrive_whole() -> None:
-    run_workers(2, sizes)
+@pytest.mark.parametrize("direct", ["0", "inf"])
+def test_messages_of_every_size_arrive_whole(direct: str) -> None:
+    run_workers(2, sizes, env={"SHOAL_SHM_DIRECT_MB": direct})
 
 
 def tags() -> None:
@@ -56,8 +57,9 @@ def tags() -> None:
             assert y.equal(x)
 
 
-def test_tags_may_be_taken_in_another_order_and_each_keeps_its_own() -> None:
-    run_workers(2, tags)
+@pytest.mark.parametrize("direct", ["0", "inf"])
+def test_tags_may_be_taken_in_another_order_and_each_keeps_its_own(direct: str) -> None:
+    run_workers(2, tags, env={"SHOAL_SHM_DIRECT_MB": direct})
 
 
 def anyone() -> None:
@@ -74,8 +76,9 @@ def anyone() -> None:
     assert seen == set(range(1, size))
 
 
-def test_a_message_from_anyone_tells_whom_it_is_from() -> None:
-    run_workers(4, anyone)
+@pytest.mark.parametrize("direct", ["0", "inf"])
+def test_a_message_from_anyone_tells_whom_it_is_from(direct: str) -> None:
+    run_workers(4, anyone, env={"SHOAL_SHM_DIRECT_MB": direct})
 
 
 def exchange() -> None:
@@ -145,4 +148,4 @@ def halves() -> None:
 
 
 def test_half_a_message_is_never_taken_for_another() -> None:
-    run_workers(2, halves)
+    run_workers(2, halves, env={"SHOAL_SHM_DIRECT_MB": "inf"})

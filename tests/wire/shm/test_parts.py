@@ -21,6 +21,7 @@ from shoal.wire.shm.flat import flatten, restore
 from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import Lines
 from shoal.wire.shm.peers import Peer, host_key, myself
+from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.reduction import reduction
 from shoal.wire.shm.segment import make, map_from, map_own
 from shoal.wire.shm.slots import Slots
@@ -215,7 +216,8 @@ def test_a_prepared_reduction_does_the_same_again() -> None:
 def test_a_prepared_message_is_not_kept_alive() -> None:
     mapped = map_own(offer := make(1 << 20))
     offer.withdraw()
-    host = Host(alone(), Slots(mapped, 4096, nbytes=64 << 10, rank=0))
+    board = alone()
+    host = Host(board, Slots(mapped, 4096, nbytes=64 << 10, rank=0), Reader(board))
     how = reduction(hash(dist.ReduceOp.SUM), torch.float32)
     tensor = torch.arange(40_000, dtype=torch.float32)  # three rounds of a slot
     gone = weakref.ref(tensor.untyped_storage())

@@ -122,10 +122,11 @@ class Board:
             if words[word] == behind:
                 self._await(word, address, behind)
             if words[word + STATUS_WORDS] == FAILED:  # it came, but others did not, so it gave up
-                self.check(self._title, (), math.inf)
+                self.check(self.title, (), math.inf)
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """What this rank does, or did last."""
         return self._titles[self._turn].decode().strip()
 
     def _await(self, word: int, address: int, behind: int) -> None:
@@ -149,7 +150,7 @@ class Board:
                 return
             late = [rank for w, _, rank in self._others if words[w] == behind]
             try:
-                self.check(self._title, late, end)
+                self.check(self.title, late, end)
             except FaultError:
                 if words[word] == behind:  # else it came at the last moment
                     raise
@@ -192,7 +193,7 @@ class Board:
         lines = self.lines
         peer = lines.peers[rank]
         now, before = (lines.titles(rank)[turn] for turn in (self._turn, self._turn ^ 1))
-        place = now if now == self._title else before
+        place = now if now == self.title else before
         where = f"its last collective was {place or 'none'}"
         return f"rank {lines.names[rank]} (process {peer.pid}) is {peer.condition}; {where}"
 

@@ -2,7 +2,8 @@
 
 1. Every rank tells the store which system it runs on and who it is (``peers``).
 2. The first rank of each system makes a segment; the others map it. One that cannot reach it,
-   though it seemed to be on the same system, is treated as a host of its own.
+   though it seemed to be on the same system, is treated as a host of its own. Each also tries to
+   read the memory of the others (``reading``).
 3. The segment is withdrawn: from now on it lives in the mappings alone.
 
 The layout of a segment: lines, then three slots a rank, then a ring for each ordered pair of ranks.
@@ -25,6 +26,7 @@ from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import LINE_NBYTES, Lines
 from shoal.wire.shm.peers import Peer, host_key, myself
 from shoal.wire.shm.post import Post
+from shoal.wire.shm.reading import NEVER, Reader, Token, finds, least_nbytes
 from shoal.wire.shm.ring import CELLS, Ring, ring_nbytes
 from shoal.wire.shm.segment import Segment
 from shoal.wire.shm.slots import ALIGN, TURNS, Slots
@@ -36,6 +38,7 @@ _LIMIT_MB = 256.0
 _SLOT_NBYTES = 4 << 20
 _CELL_NBYTES = 256 << 10
 _RINGS_NBYTES = 32 << 20
+_UNMAPPED, _MAPPED, _READS = "0", "1", "2"  # whether a rank has the segment, and reads others
 
 
 class Layout(NamedTuple):
@@ -127,15 +130,17 @@ class Room(NamedTuple):
 def connect(meeting: Meeting) -> Room:
     """Find the ranks that share memory with this one, and share a segment with them."""
     store, rank, size = meeting.store, meeting.rank, len(meeting.names)
-    me = myself()
-    store.set(f"peer/{rank}", json.dumps([host_key(), me.pid, me.started]))
+    me, token = myself(), Token()
+    store.set(f"peer/{rank}", json.dumps([host_key(), *me, token.card, least_nbytes()]))
     cards = [json.loads(card) for card in read_all(store, [f"peer/{r}" for r in range(size)])]
     keys = [card[0] for card in cards]
     near = [r for r in range(size) if keys[r] == keys[rank]]
+    reads = all(finds(cards[r][1], cards[r][3]) for r in near if r != rank)
     plan = layout(len(near), limit_nbytes()) if near[0] == rank else None
-    segment, plan = _share(store, rank, near, plan)
-    reach = read_all(store, [f"mapped/{r}" for r in range(size)])
-    nodes = _nodes(keys, [answer == b"1" for answer in reach])
+    segment, plan = _share(store, rank, near, plan, reached=_READS if reads else _MAPPED)
+    reach = [answer.decode() for answer in read_all(store, [f"mapped/{r}" for r in range(size)])]
+    del token  # everyone has tried
+    nodes = _nodes(keys, [answer != _UNMAPPED for answer in reach])
     mine = next(node for node in nodes if rank in node)
     if segment is None:
         plan = layout(1, limit_nbytes())
@@ -144,19 +149,21 @@ def connect(meeting: Meeting) -> Room:
     peers = [Peer(cards[r][1], cards[r][2]) for r in mine]
     names = [meeting.names[r] for r in mine]
     lines = Lines(segment, mine.index(rank), peers=peers, names=names)
-    return Room(*_furnish(segment, plan, lines, meeting.seconds), nodes)
+    able = all(reach[r] == _READS for r in mine)
+    least = max(cards[r][4] for r in mine) if able else NEVER
+    return Room(*_furnish(segment, plan, lines, meeting.seconds, least=least), nodes)
 
 
 def _share(
-    store: Store, rank: int, near: Sequence[int], plan: Layout | None
+    store: Store, rank: int, near: Sequence[int], plan: Layout | None, *, reached: str
 ) -> tuple[Segment | None, Layout]:
-    """Make the segment, or map it; None where it cannot be reached."""
+    """Make the segment, or map it, and say that it is ``reached``; None where it cannot be."""
     if plan is not None:
         offer = segments.make(plan.nbytes)
         try:
             segment = segments.map_own(offer)
             store.set(f"segment/{rank}", json.dumps([offer.path, offer.nbytes, *plan]))
-            store.set(f"mapped/{rank}", "1")
+            store.set(f"mapped/{rank}", reached)
             read_all(store, [f"mapped/{r}" for r in near])
         finally:
             offer.withdraw()
@@ -166,7 +173,7 @@ def _share(
         found: Segment | None = segments.map_from(path, nbytes)
     except OSError:
         found = None
-    store.set(f"mapped/{rank}", "0" if found is None else "1")
+    store.set(f"mapped/{rank}", _UNMAPPED if found is None else reached)
     return found, Layout(*told)
 
 
@@ -186,8 +193,11 @@ def _alone(plan: Layout) -> Segment:
         offer.withdraw()
 
 
-def _furnish(segment: Segment, plan: Layout, lines: Lines, seconds: float) -> tuple[Host, Post]:
+def _furnish(
+    segment: Segment, plan: Layout, lines: Lines, seconds: float, *, least: int
+) -> tuple[Host, Post]:
     board, rank, cell = Board(lines, seconds), lines.rank, plan.cell_nbytes
+    reader = Reader(board, least)
 
     def ring(sender: int, receiver: int) -> Ring | None:
         other = receiver if sender == rank else sender
@@ -199,4 +209,4 @@ def _furnish(segment: Segment, plan: Layout, lines: Lines, seconds: float) -> tu
     slots = Slots(segment, plan.slots, nbytes=plan.slot_nbytes, rank=rank)
     outward = [ring(rank, other) for other in range(lines.size)]
     inward = [ring(other, rank) for other in range(lines.size)]
-    return Host(board, slots), Post(board, outward, inward)
+    return Host(board, slots, reader), Post(board, outward, inward, reader)

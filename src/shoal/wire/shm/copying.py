@@ -1,4 +1,8 @@
-"""Copy bytes among ranks that share memory: broadcast, all_gather, scatter."""
+"""Copy bytes among ranks that share memory: broadcast, all_gather, scatter.
+
+What is long is read where it lies, if the ranks can do that (``reading``): its owners tell the
+address, all meet, who wants it reads it, and all meet again, after which it may be changed.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,9 @@ class Copying(Rounds):
         self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
         """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
+        if self.size == 2 and nbytes >= self._read.least_nbytes:  # to read many copies costs more
+            self._read_each(title, source, nbytes=nbytes, targets=targets or ())
+            return
         for start, count in self._rounds(nbytes, self.slots.cached):
             self.slots.put(0, source + start, count)
             self._meet(start, title)
@@ -34,13 +41,28 @@ class Copying(Rounds):
         if targets and targets[self.rank] != source:
             memmove(targets[self.rank], source, nbytes)
 
+    def _read_each(self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int]) -> None:
+        self.slots.next()
+        self.slots.tell([source])
+        self.board.begin(title)
+        for rank, target in enumerate(targets):
+            if rank != self.rank:
+                (there,) = self.slots.integers(rank, 1)
+                self._read(rank, there, target=target, nbytes=nbytes)
+            elif target != source:
+                memmove(target, source, nbytes)
+        self.board.meet()
+
     def scatter(
-        self, title: bytes, sources: Sequence[int] | None, *, nbytes: int, target: int, root: int
+        self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
         """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
+        if nbytes >= self._read.least_nbytes:
+            self._read_one(title, sources, nbytes=nbytes, target=target, root=root)
+            return
         most = self.slots.share(self.size)
         for start, count in self._rounds(nbytes, most):
-            for rank, source in enumerate(sources or ()):
+            for rank, source in enumerate(sources):
                 if rank != root:
                     self.slots.put(place(root, rank) * most, source + start, count)
             self._meet(start, title)
@@ -48,4 +70,22 @@ class Copying(Rounds):
                 at = place(root, self.rank) * most
                 self.slots.get(root, at, target=target + start, nbytes=count)
         if sources:
+            memmove(target, sources[root], nbytes)
+
+    def _read_one(
+        self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
+    ) -> None:
+        # in the way of others: the root's own part goes where somebody still reads
+        others = [source for rank, source in enumerate(sources) if rank != root]
+        in_the_way = any(abs(source - target) < nbytes for source in others)
+        self.slots.next()
+        self.slots.tell(sources)
+        self.board.begin(title)
+        if self.rank != root:
+            there = self.slots.integers(root, self.size)[self.rank]
+            self._read(root, there, target=target, nbytes=nbytes)
+        elif not in_the_way:
+            memmove(target, sources[root], nbytes)
+        self.board.meet()
+        if in_the_way:
             memmove(target, sources[root], nbytes)

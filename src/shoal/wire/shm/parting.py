@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import memmove
+from itertools import pairwise
+
+import torch
+from torch import Tensor
 
 from shoal.errors import LayoutMismatch
 from shoal.wire.shm.rounds import Rounds
@@ -13,7 +17,10 @@ Extent = tuple[int, int]  # address and bytes
 
 
 class Parting(Rounds):
-    """all_to_all; the parts are cut into rounds together, as many as the longest needs."""
+    """all_to_all; the parts are cut into rounds together, as many as the longest needs.
+
+    Parts that are long enough are read where they lie instead: both ends know which those are.
+    """
 
     def all_to_all(
         self, title: bytes, sources: Sequence[Extent], targets: Sequence[Extent]
@@ -28,39 +35,66 @@ class Parting(Rounds):
         Raises:
             LayoutMismatch: a rank sends more or less than another expects; on all ranks.
         """
-        head = -(-16 * self.size // ALIGN) * ALIGN
+        head = -(-24 * self.size // ALIGN) * ALIGN
         share = self.slots.share(self.size, head)
-        sizes = [n for _, n in sources] + [n for _, n in targets]
-        table = b"".join(n.to_bytes(8, "little") for n in sizes)
+        kept, sources = self._apart(sources, targets)
+        tables: list[list[int]] = []
         start, longest = 0, 1
         while start < longest:
             self.slots.next()
             if start == 0:
-                memmove(self.slots.address(self.rank), table, len(table))
+                sizes = [n for _, n in sources] + [n for _, n in targets]
+                self.slots.tell([*sizes, *(address for address, _ in sources)])
             self._send_parts(sources, start, head=head, share=share)
             self._meet(start, title)
             if start == 0:
-                longest = self._agree_parts()
+                tables = [self.slots.integers(rank, 3 * self.size) for rank in range(self.size)]
+                longest = self._agree_parts(tables)
             self._take_parts(targets, start, head=head, share=share)
             start += share
         memmove(targets[self.rank][0], *sources[self.rank])
+        if any(self._is_long(n) for table in tables for n in table[: self.size]):
+            self._read_parts(targets, [table[2 * self.size + self.rank] for table in tables])
+            self.board.meet()
+        del kept
+
+    def _is_long(self, nbytes: int) -> bool:
+        return nbytes >= self._read.least_nbytes
+
+    def _apart(
+        self, sources: Sequence[Extent], targets: Sequence[Extent]
+    ) -> tuple[Tensor | None, Sequence[Extent]]:
+        """Memory to keep, and sources that may be read while targets are written."""
+        if not any(self._is_long(n) for _, n in sources) or not _overlap([*sources, *targets]):
+            return None, sources
+        room = torch.empty(sum(n for _, n in sources), dtype=torch.uint8)
+        apart, address = [], room.data_ptr()
+        for source, nbytes in sources:
+            memmove(address, source, nbytes)
+            apart.append((address, nbytes))
+            address += nbytes
+        return room, apart
 
     def _send_parts(self, sources: Sequence[Extent], start: int, *, head: int, share: int) -> None:
         for rank, (source, nbytes) in enumerate(sources):
-            if nbytes > start and rank != self.rank:
+            if start < nbytes and not self._is_long(nbytes) and rank != self.rank:
                 at = head + place(self.rank, rank) * share
                 self.slots.put(at, source + start, min(share, nbytes - start))
 
     def _take_parts(self, targets: Sequence[Extent], start: int, *, head: int, share: int) -> None:
         for rank, (target, nbytes) in enumerate(targets):
-            if nbytes > start and rank != self.rank:
+            if start < nbytes and not self._is_long(nbytes) and rank != self.rank:
                 at, count = head + place(rank, self.rank) * share, min(share, nbytes - start)
                 self.slots.get(rank, at, target=target + start, nbytes=count)
 
-    def _agree_parts(self) -> int:
-        """The longest part of any rank, once all sizes are seen to fit."""
-        tables = [self.slots.integers(rank, 2 * self.size) for rank in range(self.size)]
-        names = self.board.lines.names
+    def _read_parts(self, targets: Sequence[Extent], addresses: Sequence[int]) -> None:
+        for rank, (target, nbytes) in enumerate(targets):
+            if self._is_long(nbytes) and rank != self.rank:
+                self._read(rank, addresses[rank], target=target, nbytes=nbytes)
+
+    def _agree_parts(self, tables: Sequence[Sequence[int]]) -> int:
+        """The longest part that goes through the slots, once all sizes are seen to fit."""
+        names, longest = self.board.lines.names, 0
         for sender, table in enumerate(tables):
             for taker, sent in enumerate(table[: self.size]):
                 expected = tables[taker][self.size + sender]
@@ -69,4 +103,12 @@ class Parting(Rounds):
                         f"all_to_all: rank {names[sender]} sends {sent} bytes to rank "
                         f"{names[taker]}, which expects {expected}; the splits must agree"
                     )
-        return max(max(table) for table in tables)
+                if not self._is_long(sent):
+                    longest = max(longest, sent)
+        return longest
+
+
+def _overlap(extents: Sequence[Extent]) -> bool:
+    """Whether any two share memory."""
+    spans = sorted((address, address + nbytes) for address, nbytes in extents if nbytes)
+    return any(end > begin for (_, end), (begin, _) in pairwise(spans))

@@ -18,6 +18,7 @@ from shoal.wire.shm.board import LOOKS, Board, give_way
 from shoal.wire.shm.lines import PRESENT
 from shoal.wire.shm.mail import Mail
 from shoal.wire.shm.parcel import Parcel
+from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.ring import Ring
 
 _GRACE_SECONDS = 0.001  # before the thread takes over: mostly the caller is about to wait
@@ -31,12 +32,17 @@ class Post:
         board: of the group.
         outward: the ring to each other rank.
         inward: the ring from each other rank.
+        reader: of the other ranks' memory.
     """
 
     def __init__(
-        self, board: Board, outward: Sequence[Ring | None], inward: Sequence[Ring | None]
+        self,
+        board: Board,
+        outward: Sequence[Ring | None],
+        inward: Sequence[Ring | None],
+        reader: Reader,
     ) -> None:
-        self.board, self._mail = board, Mail(outward, inward)
+        self.board, self._mail = board, Mail(outward, inward, reader)
         self._lock, self._changed = threading.Lock(), threading.Condition()
         self._thread: threading.Thread | None = None
         self._driven, self._stopped, self._alert, self._active = 0, False, False, 0.0

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from shoal.wire.shm.board import Board
+from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.rounds import Rounds
 from shoal.wire.shm.slots import ALIGN, Slots, share_of
@@ -54,8 +55,8 @@ class Round(NamedTuple):
 class Preparing(Rounds):
     """Works out the rounds of messages, and keeps them."""
 
-    def __init__(self, board: Board, slots: Slots) -> None:
-        super().__init__(board, slots)
+    def __init__(self, board: Board, slots: Slots, reader: Reader) -> None:
+        super().__init__(board, slots, reader)
         self._kept: dict[tuple[bytes, int, int, int], list[Round]] = {}
         self._count = 0  # of rounds that are kept
 

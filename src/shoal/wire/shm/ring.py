@@ -16,7 +16,8 @@ from shoal.wire.shm.segment import Segment
 
 CELLS = 4
 _HEAD_NBYTES = 128  # the two counts, a cache line each
-_CELL_HEAD = struct.Struct("<qqq")  # tag, bytes of the message, where this cell's bytes begin in it
+# tag, bytes of the message, where this cell's bytes begin in it; or where the message lies
+_CELL_HEAD = struct.Struct("<qqqq")
 _CELL_HEAD_NBYTES = 64
 _MASK = 0x3FFFFFFF
 
@@ -34,6 +35,7 @@ class Cell(NamedTuple):
     start: int  # of this cell's bytes in the message
     address: int
     nbytes: int
+    there: int  # where the sender has the message, if it is to be read there; else 0
 
 
 class Ring:
@@ -61,20 +63,39 @@ class Ring:
 
         A message without bytes still takes a cell; ``start`` is then 0, and 1 when it is written.
         """
-        words, cell = self._words, self._cell_nbytes
-        end = max(nbytes, 1)
-        while start < end:
-            written = words[self._written]
-            if (written - words[self._read]) & _MASK >= CELLS:
-                break
-            at = self._cells + (written % CELLS) * self._stride
+        cell, end = self._cell_nbytes, max(nbytes, 1)
+        while start < end and (at := self._free()) is not None:
             count = min(cell, nbytes - start)
-            _CELL_HEAD.pack_into(self._memory, at, tag, nbytes, start)
+            _CELL_HEAD.pack_into(self._memory, at, tag, nbytes, start, 0)
             memmove(self._address + at + _CELL_HEAD_NBYTES, address + start, count)
-            words[self._written] = (written + 1) & _MASK
-            self._lines.ring(self._other)
+            self._publish()
             start += max(count, 1)
         return start
+
+    def offer(self, tag: int, *, address: int, nbytes: int) -> int | None:
+        """Write where a message lies; return the cell's number, or None if there is no room."""
+        at = self._free()
+        if at is None:
+            return None
+        _CELL_HEAD.pack_into(self._memory, at, tag, nbytes, 0, address)
+        return self._publish()
+
+    def taken(self, number: int) -> bool:
+        """Whether the receiver has given back a cell that was offered."""
+        return (self._words[self._read] - number) & _MASK < _MASK >> 1
+
+    def _free(self) -> int | None:
+        """Where the next cell to write begins in the segment; None if all are full."""
+        written = self._words[self._written]
+        if (written - self._words[self._read]) & _MASK >= CELLS:
+            return None
+        return self._cells + (written % CELLS) * self._stride
+
+    def _publish(self) -> int:
+        """Let the receiver see the cell just written; how many have been, counted in a circle."""
+        self._words[self._written] = number = (self._words[self._written] + 1) & _MASK
+        self._lines.ring(self._other)
+        return number
 
     def peek(self) -> Cell | None:
         """The next unread cell, if there is one."""
@@ -82,9 +103,9 @@ class Ring:
         if self._words[self._written] == read:
             return None
         at = self._cells + (read % CELLS) * self._stride
-        tag, total, start = _CELL_HEAD.unpack_from(self._memory, at)
-        nbytes = min(self._cell_nbytes, total - start)
-        return Cell(tag, total, start, self._address + at + _CELL_HEAD_NBYTES, nbytes)
+        tag, total, start, there = _CELL_HEAD.unpack_from(self._memory, at)
+        nbytes = total if there else min(self._cell_nbytes, total - start)
+        return Cell(tag, total, start, self._address + at + _CELL_HEAD_NBYTES, nbytes, there)
 
     def take(self) -> None:
         """Give the cell last peeked at back to the sender."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.wire.shm.board import Board
 from shoal.wire.shm.bucket import Bucket
+from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.slots import Slots
 
 
@@ -21,10 +22,11 @@ class Rounds:
     Args:
         board: where they meet.
         slots: where their data lies.
+        reader: of the other ranks' memory.
     """
 
-    def __init__(self, board: Board, slots: Slots) -> None:
-        self.board, self.slots = board, slots
+    def __init__(self, board: Board, slots: Slots, reader: Reader) -> None:
+        self.board, self.slots, self._read = board, slots, reader
         self.buckets: list[Bucket] = []
         self.rank, self.size = board.lines.rank, board.lines.size
 

@@ -8,6 +8,8 @@ address: a tensor that requires grad, or a type torch cannot copy, makes no diff
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from ctypes import memmove
 
 import torch
@@ -63,6 +65,11 @@ class Slots:
     def share(self, ranks: int, head: int = 0) -> int:
         """Bytes of a slot, behind its head, for one rank, when each other rank gets its own."""
         return (self.nbytes - head) // max(ranks - 1, 1) // ALIGN * ALIGN
+
+    def tell(self, integers: Sequence[int]) -> None:
+        """Write 64-bit integers at the beginning of this rank's slot."""
+        begin = self.offset(self.rank)
+        struct.pack_into(f"={len(integers)}q", self._memory, begin, *integers)
 
     def integers(self, rank: int, count: int) -> list[int]:
         """The first ``count`` 64-bit integers of a rank's slot."""

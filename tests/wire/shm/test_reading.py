@@ -1,0 +1,152 @@
+"""Long messages are read where they lie, if every rank can; whatever is wrong is said."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from shm_worlds import enter
+
+from shoal.errors import BadArgument, ExchangeTimeout, FaultError, PeerLost
+from shoal.testing.processes import outcomes, run_workers
+from shoal.wire.shm import reading
+from shoal.wire.shm.reading import LEAST, NEVER, Token, finds, least_nbytes, read
+
+MB = 1 << 20
+
+
+def test_a_token_is_found_by_who_knows_where_it_is() -> None:
+    token, other = Token(), Token()
+    assert finds(os.getpid(), token.card)
+    assert not finds(os.getpid(), (token.card[0], other.card[1]))
+    assert not finds(os.getpid(), (0, token.card[1]))
+
+
+def test_a_process_that_is_gone_cannot_be_read() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(OSError, match="No such process"):
+        read(child, 4096, target=4096, nbytes=1)
+
+
+def test_from_where_on_messages_are_read_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert least_nbytes() == MB // 2
+    monkeypatch.setenv(LEAST, "2")
+    assert least_nbytes() == 2 * MB
+    monkeypatch.setenv(LEAST, "inf")
+    assert least_nbytes() == NEVER
+    for wrong in ("-1", "nan", "much"):
+        monkeypatch.setenv(LEAST, wrong)
+        with pytest.raises(BadArgument, match=f"{LEAST}={wrong}"):
+            least_nbytes()
+
+
+def least() -> int:
+    return int(dist.group.WORLD._wire._read.least_nbytes)  # type: ignore[union-attr]
+
+
+def one_cannot(how: str) -> int:
+    if int(os.environ["RANK"]) == 1:
+        if how == "kernel":
+            reading._readv = None
+        else:
+            os.environ[LEAST] = how
+    rank, size = enter()
+    x = torch.full((MB,), float(rank))
+    parts = [torch.empty(MB) for _ in range(size)]
+    dist.all_gather(parts, x)
+    assert [part[-1].item() for part in parts] == list(range(size))
+    dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    assert x.eq(0).all()
+    return least()
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(("how", "expected"), [("kernel", NEVER), ("inf", NEVER), ("3", 3 * MB)])
+def test_all_agree_on_what_is_read(how: str, expected: int) -> None:
+    assert run_workers(2, one_cannot, how) == [expected, expected]
+
+
+def in_place() -> None:
+    rank, size = enter()
+    assert least() == MB // 2
+    x = torch.arange(float(size)).repeat_interleave(MB) + 10 * rank
+    dist.all_to_all_single(x, x)
+    assert x.view(size, MB)[:, 0].tolist() == [10 * r + rank for r in range(size)]
+    whole = torch.zeros(size, MB)
+    whole[rank] = rank
+    dist.all_gather_into_tensor(whole.view(-1), whole[rank])
+    assert whole[:, -1].tolist() == list(range(size))
+    uneven = [0, 3, MB][:size] if rank == 0 else [rank * MB, 1, 2]
+    takes = [[0, 1 * MB, 2 * MB], [3, 1, 1], [MB, 2, 2]][rank]
+    got = torch.zeros(sum(takes))
+    dist.all_to_all_single(got, torch.full((sum(uneven),), float(rank)), takes, uneven)
+    expected = torch.arange(3.0).repeat_interleave(torch.tensor(takes))
+    assert got.equal(expected)
+
+
+@pytest.mark.gloo
+def test_memory_that_is_read_and_written_at_once_gives_what_it_held_before() -> None:
+    run_workers(3, in_place)
+
+
+def in_the_way() -> float:
+    rank, _ = enter()
+    pieces = [torch.full((MB,), float(r)) for r in range(2)]
+    out = pieces[1] if rank == 0 else torch.empty(MB)  # the root's own part goes over the other's
+    dist.scatter(out, pieces if rank == 0 else None, src=0)
+    return float(out.sum()) / MB
+
+
+@pytest.mark.gloo
+def test_a_root_may_take_its_part_where_another_was() -> None:
+    assert run_workers(2, in_the_way) == [0.0, 1.0]
+
+
+def withdrawn() -> str:
+    rank, _ = enter(1.0)
+    x = torch.ones(MB)
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(ExchangeTimeout, match=r"send \(tag 0\): not done within 1 s"):
+            dist.send(x, 1)
+        x.zero_()  # it is this rank's own again
+        time.sleep(2)
+        return ""
+    time.sleep(2)
+    with pytest.raises(FaultError) as caught:
+        dist.recv(torch.zeros(MB), 0)
+    return str(caught.value)
+
+
+@pytest.mark.gloo
+def test_a_message_whose_sender_gave_up_is_not_taken() -> None:
+    assert "rank 0 gave up: send" in run_workers(2, withdrawn)[1]
+
+
+def killed() -> str:
+    rank, _ = enter(20.0)
+    x = torch.ones(MB)
+    if rank == 0:
+        dist.isend(x, 1)
+        dist.barrier()
+        time.sleep(0.2)
+        os._exit(0)
+    dist.barrier()
+    time.sleep(1)
+    with pytest.raises(PeerLost) as caught:
+        dist.recv(x, 0)
+    return str(caught.value)
+
+
+@pytest.mark.gloo
+def test_a_message_of_a_rank_that_died_is_an_error() -> None:
+    _, second = outcomes(2, killed, seconds=45)
+    assert second.error is None, second.error
+    assert "receive (tag 0): rank 0" in second.value
+    assert "is dead" in second.value
