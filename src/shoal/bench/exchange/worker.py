@@ -41,7 +41,7 @@ from shoal.bench.exchange.judge import Smooth, reaches
 from shoal.bench.exchange.tasks import WORKLOADS, held_out, make
 from shoal.bench.exchange.telling import mean, most, tell
 
-NULL_SPANS, NULL_STEPS, WARM_UP_STEPS = 5, 3, 2
+NULL_STEPS, WARM_UP_STEPS = 4, 2
 LEAST_SECONDS = 10.0
 EXACT_PATIENCE = 1.3  # how many steps exact needs must be known
 HOOK_PATIENCE = 1.55  # of our powersgd's time: by then torch's hook has lost, or its time is known
@@ -58,7 +58,7 @@ class Job:
         contenders: who trains, in this order; DDP is always first.
         steps: of DDP; the others have until they reach its loss.
         target: the loss to reach; None: what DDP reaches.
-        every: steps between looks at the loss.
+        every: steps between looks at the loss; twice as many in the first half.
         most_seconds: nobody trains longer.
         most_steps: nor further, in multiples of ``steps``.
         patience: who takes so many times as long as DDP wins nothing, and is stopped.
@@ -80,15 +80,20 @@ class Race:
 
     def __init__(self, job: Job) -> None:
         self.job, self.rank = job, dist.get_rank()
-        self.most_seconds = job.most_seconds
+        self.most_seconds, self.free = job.most_seconds, list[float]()
         self.workload = WORKLOADS[job.workload]
         self.data = self.workload.data()
         self.held_out = held_out(self.workload, self.data, self.rank, dist.get_world_size())
 
     def run(self) -> None:
-        """All of them, DDP first: its last loss is what the others are to reach."""
-        tell({"null_seconds": self.null(), "data": self.data.source})
+        """All of them, DDP first: its last loss is what the others are to reach.
+
+        Before and after each come some steps without any exchange: how fast the machine is changes
+        while they train.
+        """
         target, slowest, ours = self.job.target, math.inf, 0.0
+        null = self.trainer(NULL)
+        self._pass_freely(null)
         for name in (DDP, *self.job.contenders):
             tell({"doing": name})
             goal = None if name == DDP else target
@@ -102,18 +107,18 @@ class Race:
             if name == OUR_POWERSGD:
                 _, ours, _ = found["curve"][-1]
             tell({"contender": name, "target": target, **found})
+            self._pass_freely(null)
+            tell({"null_seconds": median(self.free), "data": self.data.source})
 
-    def null(self) -> float:
-        """Seconds of a step without any exchange, all workers at once; also warms up."""
-        trainer = self.trainer(NULL)
+    def _pass_freely(self, null: Trainer) -> None:
+        """Time steps without any exchange, all workers at once, once they are warm."""
         for _ in range(WARM_UP_STEPS):
-            trainer.step()
-        return median(self._span(trainer, NULL_STEPS) for _ in range(NULL_SPANS)) / NULL_STEPS
+            null.step()
+        self.free.append(self._span(null, NULL_STEPS) / NULL_STEPS)
 
     def train(self, name: str, goal: float | None) -> dict[str, Any]:
         """One contender, until it reaches the goal; without one, for the steps of the job."""
         trainer, smooth = self.trainer(name), Smooth()
-        stride = period(name) * -(-self.job.every // period(name))  # then all have one model
         last = self.job.steps if goal is None else round(self.job.steps * self.job.most_steps)
         seconds, steps = 0.0, 0
         device, before = sockets.device_nbytes(), sockets.counts()
@@ -121,7 +126,9 @@ class Race:
         while steps < last and seconds < self.most_seconds:
             if goal is not None and reaches(curve[-1][2], goal):
                 break
-            count = min(stride, last - steps) if period(name) == 1 else stride
+            count = self._stride(name, steps)
+            if period(name) == 1:
+                count = min(count, last - steps)
             seconds += self._span(trainer, count)
             steps += count
             curve.append((steps, seconds, smooth(steps, self._loss(trainer))))
@@ -130,6 +137,11 @@ class Race:
         trainer.close()
         reached = goal is not None and reaches(curve[-1][2], goal)
         return {"curve": curve, "reached": reached, "nbytes": sent, "device_nbytes": device_sent}
+
+    def _stride(self, name: str, steps: int) -> int:
+        """Steps until the next look at the loss, at which all workers have one model."""
+        every = self.job.every * (1 if 2 * steps >= self.job.steps else 2)
+        return period(name) * -(-every // period(name))
 
     def trainer(self, name: str) -> Trainer:
         """A contender with a model of its own, as at the start."""
