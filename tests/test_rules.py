@@ -156,3 +156,18 @@ def test_advice_is_legal_itself() -> None:
     for text in ("topk(0.1)", "powersgd(2)"):
         (line,) = parse(text).advice()
         parse(line.partition(": ")[2].partition(" converges")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("bmuf, wfbp", "what a whole step changed travels"),
+        ("bmuf, sign", "plus or minus one"),
+        ("bmuf, asp", "every worker has entered"),
+    ],
+)
+def test_block_momentum_filters_changes_of_all(text: str, why: str) -> None:
+    with pytest.raises(ConflictError, match=why):
+        parse(text)
+    assert parse("bmuf, local(4)").advice() == ()
+    assert "a block of one step" in parse("bmuf").advice()[0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import shoal.axes.collectives as collectives
 from shoal.axes import AXES, FUNCTIONS
 from shoal.axes.compression import cast, error_feedback, exact, powersgd, topk
-from shoal.axes.coordination import all_reduce, gossip, parameter_server
+from shoal.axes.coordination import all_reduce, bmuf, gossip, parameter_server
 from shoal.axes.partition import Partition
 from shoal.axes.scheduling import fifo, priority, wfbp
 from shoal.axes.synchrony import asp, bsp, local, ssp
@@ -32,7 +32,10 @@ plain = st.one_of(
 answers = {
     "partition": st.builds(Partition, st.none() | st.integers(1, 64), *[st.integers(1, 8)] * 3),
     "coordination": st.one_of(
-        st.just(all_reduce()), st.just(gossip("ring")), st.integers(1, 64).map(parameter_server)
+        st.just(all_reduce()),
+        st.just(gossip("ring")),
+        st.integers(1, 64).map(parameter_server),
+        st.floats(0, 0.99).map(bmuf),
     ),
     "synchrony": st.one_of(
         st.just(bsp()), st.just(asp()), st.integers(0, 99).map(ssp), st.integers(1, 999).map(local)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from shoal.axes.coordination import (
         all_reduce,
+        bmuf,
         gossip,
         parameter_server,
     )
@@ -102,6 +103,7 @@ _HOMES = {
     "all_reduce": "shoal.axes.coordination",
     "asp": "shoal.axes.synchrony",
     "blueconnect": "shoal.axes.collectives",
+    "bmuf": "shoal.axes.coordination",
     "bsp": "shoal.axes.synchrony",
     "butterfly": "shoal.axes.collectives",
     "by_size": "shoal.axes.compression",
@@ -169,6 +171,7 @@ __all__ = [
     "all_reduce",
     "asp",
     "blueconnect",
+    "bmuf",
     "bsp",
     "butterfly",
     "by_size",

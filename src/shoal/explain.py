@@ -75,10 +75,12 @@ def _step(s: Strategy, replicas: int) -> Iterator[str]:
     elif s.synchrony.waits:
         yield "takes its own step"
         h = s.synchrony.period
-        yield (
-            f"on every {ordinal(h)} step agrees with all on what its {h} steps changed, "
-            "and takes the mean change"
-        )
+        then = "takes the mean change"
+        if (outer := s.coordination.outer) is not None:
+            then = f"moves by {outer.rate:g} of the mean change and "
+            then += f"{outer.momentum_of(replicas):.3g} of the move before"
+        changed = f"what its {h} steps changed"
+        yield f"on every {ordinal(h)} step agrees with all on {changed}, and {then}"
     elif s.coordination.via == "server":
         yield from _push(s)
     else:
@@ -142,7 +144,7 @@ def _sends(s: Strategy, replicas: int) -> Iterator[str]:
         yield "nothing between replicas"
         return
     asks, each = measured(s.compression)
-    what = "gradient" if s.synchrony.period == 1 else "change"
+    what = "gradient" if rules.sends_gradients(s) or not s.synchrony.waits else "change"
     what = "model" if s.coordination.sends == "parameter" else what
     lossy = "nothing is lost" if Trait.LOSSLESS in s.compression.traits else "lossy"
     if Trait.CONSERVING in s.compression.traits:

@@ -98,6 +98,8 @@ def _nothing_to_overlap(s: Strategy) -> Iterator[Conflict]:
         why = "inside a cut replica torch orders the traffic; replicas agree after backward"
     elif s.synchrony.period > 1:
         why = "the exchange comes after the step: there is no backward to overlap"
+    elif s.coordination.sends == "delta":
+        why = "what a whole step changed travels, and that is known after the step"
     elif s.coordination.sends == "parameter":
         why = "parameters travel, and they do from the start of the step"
     else:
@@ -123,9 +125,10 @@ def _slices_need_sliceable(s: Strategy) -> Iterator[Conflict]:
 
 
 def _a_change_has_a_size(s: Strategy) -> Iterator[Conflict]:
-    if Trait.UNSCALED in s.compression.traits and s.synchrony.period > 1:
+    changes = s.synchrony.period > 1 or s.coordination.sends == "delta"
+    if Trait.UNSCALED in s.compression.traits and changes:
         yield Conflict(
-            f"{s.compression} x {s.synchrony}",
+            f"{s.compression} x {s.coordination}, {s.synchrony}",
             "a change of the model would come out as plus or minus one, whatever its size",
             "bsp, or error_feedback(topk(0.01))",
         )
@@ -267,13 +270,8 @@ def bound_conflicts(s: Strategy, facts: Facts) -> list[Conflict]:
         found.append(Conflict(f"closure x {s.partition}, {s.scheduling}", why, "data with wfbp"))
     if facts.models > 1 and (s.partition.cuts or s.coordination.via == "server"):
         why = "several models are stepped by the user's own loop"
-        found.append(
-            Conflict(
-                f"{facts.models} models x {s.partition}, {s.coordination}",
-                why,
-                "data with all_reduce or gossip",
-            )
-        )
+        what = f"{facts.models} models x {s.partition}, {s.coordination}"
+        found.append(Conflict(what, why, "data with all_reduce or gossip"))
     return found
 
 
@@ -292,6 +290,8 @@ def advice(s: Strategy) -> tuple[str, ...]:
         told.append(f"{s.compression} keeps the momentum itself: use SGD(momentum=0), not Adam")
     if s.synchrony.free:
         told.append("asp bounds nothing: lower the learning rate, or use ssp(3)")
+    if s.coordination.outer is not None and s.synchrony.period == 1:
+        told.append(f"{s.coordination} with {s.synchrony}: a block of one step; try local(8)")
     if s.synchrony.period > 64:
         told.append(f"{s.synchrony}: replicas drift apart over so many steps; try local(16)")
     if not s.scheduling.overlaps and can_overlap(s):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shoal.axes.coordination import all_reduce, gossip, parameter_server, spectral_gap
+from shoal.axes.coordination import all_reduce, bmuf, gossip, parameter_server, spectral_gap
 from shoal.errors import BadArgument, UnknownName
 
 
@@ -49,6 +49,19 @@ def test_facts_of_the_members() -> None:
     )
     assert (parameter_server(3).via, parameter_server(3).servers) == ("server", 3)
     assert (gossip().via, gossip().sends) == ("peers", "parameter")
+    assert (bmuf().via, bmuf().sends) == ("collective", "delta")
+
+
+def test_block_momentum_is_called_what_one_types() -> None:
+    given = [bmuf(), bmuf(0.5), bmuf(0.5, 0.8), bmuf(rate=0.8), bmuf(0, 1)]
+    names = ["bmuf", "bmuf(0.5)", "bmuf(0.5, 0.8)", "bmuf(rate=0.8)", "bmuf(0)"]
+    assert [repr(each) for each in given] == names
+    for momentum in (1, -0.1, math.nan, True, "x"):
+        with pytest.raises(BadArgument, match="momentum must be"):
+            bmuf(momentum)  # type: ignore[arg-type]
+    for rate in (0, 2.5, math.inf, None):
+        with pytest.raises(BadArgument, match="rate must be"):
+            bmuf(0.5, rate)  # type: ignore[arg-type]
 
 
 def test_arguments_outside_their_range_are_refused() -> None:

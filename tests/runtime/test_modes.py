@@ -30,6 +30,8 @@ MODES = {
     "local(3)": LocalMode,
     "local(3), error_feedback(topk(0.25))": LocalMode,
     "parameter_server, local(2), error_feedback(powersgd(1))": LocalMode,
+    "bmuf": LocalMode,
+    "bmuf(0.5), local(3), error_feedback(topk(0.25))": LocalMode,
     "gossip": MixingMode,
     "gossip, local(3)": MixingMode,
     "gossip, asp": PairsMode,
@@ -75,6 +77,33 @@ def test_due_comes_once_a_period(text: str) -> None:
         school.step(digits(8)[0])
     period = strategy.synchrony.period
     assert due == [(k + 1) % period == 0 for k in range(6)]
+
+
+def test_block_momentum_carries_on_what_blocks_changed() -> None:
+    held = parameters()
+    start = {name: p.detach().clone() for name, p in held.items()}
+    mode = seated("bmuf(0.5, 0.8), local(2)", held)
+
+    def apply() -> None:
+        with torch.no_grad():
+            for p in held.values():
+                p += 1.0
+
+    moved = []
+    for step in range(6):
+        drive(mode.closing(apply), alone)
+        if step % 2:
+            moved.append(float((held["w"] - start["w"]).detach().mean()))
+    first = 0.8 * 2  # of the first block's two steps of 1
+    second = 0.5 * first + 0.8 * 2
+    third = 0.5 * second + 0.8 * 2
+    assert moved == pytest.approx([first, first + second, first + second + third])
+
+
+def test_block_momentum_grows_with_the_number_of_workers() -> None:
+    outer = parse("bmuf, local(2)").coordination.outer
+    assert outer is not None
+    assert [outer.momentum_of(n) for n in (1, 2, 4)] == [0.0, 0.5, 0.75]
 
 
 def snapshot(school: School) -> list[Any]:

@@ -16,6 +16,7 @@ TOGETHER = [
     Case("wfbp(1), error_feedback(powersgd(2))"),
     Case("local(4)", normalises=True),  # saved after step 3: amid a period
     Case("local(2), error_feedback(topk(0.2))"),
+    Case("bmuf(0.5), local(2), error_feedback(topk(0.2))"),
     Case("gossip(ring)"),
     Case("priority(64)"),
     Case("priority(64), error_feedback(topk(0.2))", "momentum"),

@@ -14,6 +14,23 @@ Sends = Literal["gradient", "delta", "parameter", "prediction"]
 
 
 @dataclass(frozen=True)
+class Outer:
+    """What is made of an agreed change before it is applied: ``D <- momentum D + rate change``.
+
+    Args:
+        momentum: what is carried on of the change before; None: 1 - 1/n for n workers.
+        rate: how much of the new change is taken.
+    """
+
+    momentum: float | None
+    rate: float
+
+    def momentum_of(self, workers: int) -> float:
+        """The momentum where so many take part."""
+        return 1 - 1 / workers if self.momentum is None else self.momentum
+
+
+@dataclass(frozen=True)
 class Coordination:
     """With whom a worker agrees. Equality and repr are by what one types.
 
@@ -24,6 +41,7 @@ class Coordination:
         mixing: ``(workers, round) -> W``; a worker's new value is its row of ``W`` times all.
         servers: extra processes, which never run the user's loop.
         on_death: what a worker's death means to the others.
+        outer: what is made of a change that was agreed on; None: it is applied as it is.
     """
 
     name: str
@@ -32,6 +50,7 @@ class Coordination:
     mixing: Callable[[int, int], Tensor] = field(compare=False)
     servers: int = 0
     on_death: Literal["fail", "shrink", "replace"] = "fail"
+    outer: Outer | None = None
 
     def __repr__(self) -> str:
         return self.name

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.bench.exchange.contenders import (
+    CARRIED_ON,
     DDP,
     EXACT,
     OUR_POWERSGD,
     RANK,
     SELDOM,
     SELDOM_POWERSGD,
-    SELDOM_TOPK,
     TOPK,
 )
 from shoal.bench.form import Bar, Result
@@ -119,8 +119,8 @@ FORMULAS: Mapping[str, Formula] = {
     OUR_POWERSGD: low_rank,
     TOPK: sparse(0.01),
     "all_reduce, local(8), fifo, exact": every(8, dense(4)),
-    SELDOM: every(28, dense(4)),
-    SELDOM_TOPK: every(16, sparse(0.05)),
+    SELDOM: every(28, dense(2)),
+    CARRIED_ON: every(9, low_rank),
     SELDOM_POWERSGD: every(10, low_rank),
     **{
         f"all_reduce, bsp, wfbp, {compressor}": formula

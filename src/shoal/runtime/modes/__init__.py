@@ -78,5 +78,6 @@ def choose(
     if s.synchrony.waits and s.coordination.sends == "parameter":
         return MixingMode(parameters, agreement, s.synchrony.period)
     if s.synchrony.waits:
-        return LocalMode(parameters, agreement, s.synchrony.period)
+        outer = s.coordination.outer
+        return LocalMode(parameters, agreement, s.synchrony.period, outer, seat.workers)
     return PushMode(parameters, agreement, lambda: collect(agreement))

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from shoal.axes.coordination import Outer
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.modes.mode import Apply, Asks, Parameters
 
@@ -14,23 +16,35 @@ from shoal.runtime.modes.mode import Apply, Asks, Parameters
 class LocalMode:
     """Every ``period`` steps, x <- anchor + mean(x - anchor).
 
-    The change travels, not the model, so that it may be compressed.
+    The change travels, not the model, so that it may be compressed. With block momentum the move is
+    ``rate`` of the mean change and ``momentum`` of the move before.
 
     Args:
         parameters: the model, updated in place.
         changes: the agreement on what the steps changed.
         period: steps between agreements.
+        outer: block momentum; None: the mean change is the move.
+        workers: how many agree.
     """
 
     gradients = None
     agrees = False
 
-    def __init__(self, parameters: Parameters, changes: Agreement, period: int) -> None:
-        self.parameters = parameters
+    def __init__(
+        self,
+        parameters: Parameters,
+        changes: Agreement,
+        period: int,
+        outer: Outer | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.parameters, self._outer, self._workers = parameters, outer, workers
         self.changes = changes
         self.period = period
         self.steps = 0
         self.anchor = {name: p.detach().clone() for name, p in parameters.items()}
+        kept = parameters if outer is not None else {}
+        self.moves = {name: torch.zeros_like(p.detach()) for name, p in kept.items()}
 
     def opening(self) -> list[Asks]:
         """Nothing travels before the step is done."""
@@ -49,20 +63,30 @@ class LocalMode:
             torch.sub(p, self.anchor[name], out=places[name].view)
         yield from self.changes.flows()
         for name, p in self.parameters.items():
-            self.anchor[name] += places[name].view
+            self.anchor[name] += self._move(name, places[name].view)
             p.copy_(self.anchor[name])
+
+    def _move(self, name: str, change: Tensor) -> Tensor:
+        if self._outer is None:
+            return change
+        move = self.moves[name].mul_(self._outer.momentum_of(self._workers))
+        return move.add_(change, alpha=self._outer.rate)
 
     def due(self) -> bool:
         """Whether the running step is the last of its period."""
         return (self.steps + 1) % self.period == 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps since the start, the last agreed model, the compressor's memory."""
-        return {"steps": self.steps, "anchor": self.anchor, "changes": self.changes.state_dict()}
+        """Steps since the start, the last agreed model and move, the compressor's memory."""
+        state = {"steps": self.steps, "anchor": self.anchor, "changes": self.changes.state_dict()}
+        return {**state, "moves": self.moves} if self.moves else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where ``state_dict`` left off; of an empty state, begin from the model as is."""
         self.steps = int(state.get("steps", 0))
         for name, value in state.get("anchor", self.parameters).items():
             self.anchor[name].copy_(value.detach())
+        for name, value in state.get("moves", {}).items():
+            if name in self.moves:
+                self.moves[name].copy_(value)
         self.changes.load_state_dict(state.get("changes", {}))

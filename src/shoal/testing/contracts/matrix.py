@@ -93,7 +93,7 @@ def computation(s: Strategy) -> tuple[object, ...]:
     return (
         "alone" if s.partition.data == 1 else "cut" if s.partition.cuts else "whole",
         rules.sends_gradients(s),
-        s.coordination.name if s.coordination.via == "peers" else "all",
+        s.coordination.name if s.coordination.via == "peers" or s.coordination.outer else "all",
         (s.synchrony.period, s.synchrony.staleness),
         "any" if Trait.ELEMENTWISE in s.compression.traits else cut,
         s.compression.name,

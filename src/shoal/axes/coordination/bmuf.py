@@ -1,0 +1,53 @@
+"""Average models every few steps, and carry on in the direction the average took.
+
+After a block of local steps the mean change G of all workers is filtered by a momentum of its own:
+``D <- momentum D + rate G``, and every worker goes on from ``x + D``. What blocks have in common
+adds up, so fewer of them are needed than with plain averaging, above all while the loss still falls
+fast and each worker's own steps are small or noisy.
+
+References:
+    Chen & Huo, `Scalable training of deep learning machines by incremental block training with
+    intra-block parallel optimization and blockwise model-update filtering
+    <https://doi.org/10.1109/ICASSP.2016.7472805>`_, 2016 (classical block momentum).
+"""
+
+from __future__ import annotations
+
+import math
+
+from shoal.axes.coordination.coordination import Coordination, Outer, complete
+from shoal.errors import BadArgument
+
+
+def bmuf(momentum: float | None = None, rate: float = 1.0) -> Coordination:
+    """Agree with all on what a block of steps changed, filtered by block momentum.
+
+    The block is synchrony's: ``bmuf, local(8)``.
+
+    Args:
+        momentum: what is carried on of the last block's change; 1 - 1/n for n workers if left out,
+            as the paper advises.
+        rate: how much of a new block's mean change is taken.
+
+    Example: ``bmuf``, ``bmuf(0.5, 0.8)``.
+    """
+    call = f"bmuf({momentum}, {rate})"
+    if momentum is not None and not (_is_number(momentum) and 0 <= momentum < 1):
+        raise BadArgument(call, "momentum must be a number from 0 to under 1")
+    if not (_is_number(rate) and 0 < rate <= 2):
+        raise BadArgument(call, "rate must be a number over 0, and 2 at most")
+    told = [] if momentum is None else [_typed(momentum)]
+    if rate != 1:
+        told.append(_typed(rate) if told else f"rate={_typed(rate)}")
+    name = f"bmuf({', '.join(told)})" if told else "bmuf"
+    return Coordination(name, "collective", "delta", complete, outer=Outer(momentum, rate))
+
+
+def _typed(number: float) -> str:
+    """With every digit: equality is by name."""
+    return repr(float(number)).removesuffix(".0")
+
+
+def _is_number(value: object) -> bool:
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return numeric and math.isfinite(value)  # type: ignore[arg-type]
