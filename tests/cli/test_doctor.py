@@ -16,6 +16,7 @@ import pytest
 from shoal.cli import checks, main
 from shoal.cli.checks import CHECKS, Finding, examine
 from shoal.errors import UsageError
+from shoal.wire.shm import reading, segment
 
 
 def test_this_machine_can_be_examined(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +103,14 @@ def test_a_machine_without_loopback_or_room_fails(monkeypatch: pytest.MonkeyPatc
     assert checks.ports("ports", 2).status == "fail"
     monkeypatch.setattr(tempfile, "TemporaryDirectory", raising(OSError("read-only")))
     assert checks.temporary_files("temporary files", 2).status == "fail"
+
+
+def test_the_backend_of_one_machine_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "shared by an anonymous file" in checks.shoal_backend("shoal backend", 2).found
+    monkeypatch.setattr(reading, "_readv", None)
+    assert "copied twice" in checks.shoal_backend("shoal backend", 2).found
+    monkeypatch.setattr(segment, "make", raising(UsageError("no place for a shared segment")))
+    assert checks.shoal_backend("shoal backend", 2).status == "warn"
 
 
 def raising(error: Exception) -> Callable[..., NoReturn]:

@@ -91,6 +91,26 @@ def backends(name: str, workers: int) -> Finding:
     return Finding(name, "ok", found)
 
 
+def shoal_backend(name: str, workers: int) -> Finding:
+    """Whether workers of this machine can share memory, and read each other's."""
+    from shoal.wire.shm import segment
+    from shoal.wire.shm.reading import Token, finds
+
+    try:
+        offer = segment.make(SHM_NBYTES)
+    except UsageError as error:
+        return Finding(name, "warn", str(error), "enlarge /dev/shm, or shoal run --backend gloo")
+    offer.withdraw()
+    token, parent = Token(), os.getpid()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if finds(parent, token.card) else 1)
+    _, code = os.waitpid(child, 0)
+    place = f"a file in {Path(offer.path).parent}" if offer.linked else "an anonymous file"
+    long = "read where they lie" if code == 0 else "copied twice: the kernel forbids to read others"
+    return Finding(name, "ok", f"memory is shared by {place}; long messages are {long}")
+
+
 def cores(name: str, workers: int) -> Finding:
     """Against the number of workers."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -214,6 +234,6 @@ def size(nbytes: float) -> str:
 
 
 CHECKS: tuple[Callable[[str, int], Finding], ...] = (
-    python, torch, backends, cores, omp_threads, shared_memory, open_files, ports, clock,
-    network, disk, temporary_files,
+    python, torch, backends, shoal_backend, cores, omp_threads, shared_memory, open_files, ports,
+    clock, network, disk, temporary_files,
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -127,6 +128,26 @@ def misfit() -> str:
 
 def test_a_message_of_another_size_is_an_error_and_the_next_one_arrives() -> None:
     assert "rank 0 sent 20 bytes, but the tensor here has 12" in run_workers(2, misfit)[1]
+
+
+def impatient() -> float:
+    rank, _ = enter()
+    x = torch.zeros(3)
+    if rank == 0:
+        dist.barrier()
+        dist.send(x + 1, 1)
+        return 0.0
+    work = dist.irecv(x, 0)
+    assert work is not None
+    with pytest.raises(ExchangeTimeout, match=r"a message \(tag 0\) not done within 0.2 s"):
+        work.wait(timedelta(seconds=0.2))
+    dist.barrier()
+    work.wait()  # it went on
+    return float(x.sum())
+
+
+def test_who_waits_for_a_message_need_not_wait_for_ever() -> None:
+    assert run_workers(2, impatient) == [0.0, 3.0]
 
 
 def halves() -> None:

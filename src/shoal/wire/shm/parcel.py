@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
 from torch import Tensor
 
-from shoal.errors import LayoutMismatch
+from shoal.errors import ExchangeTimeout, LayoutMismatch
 from shoal.wire.shm.work import Work
 
 
@@ -19,7 +21,8 @@ class Parcel(Work):
         tag: must match.
         peer: the other rank, or None for any.
         end: when it must have arrived, on the monotonic clock.
-        drive: called with the message by who waits for it; returns when it has arrived.
+        drive: called by who waits for the message, with the latest time; returns when it has
+            arrived, or then.
     """
 
     def __init__(
@@ -29,7 +32,7 @@ class Parcel(Work):
         *,
         peer: int | None,
         end: float,
-        drive: Callable[[Parcel], None] | None = None,
+        drive: Callable[[Parcel, float], None] | None = None,
     ) -> None:
         super().__init__([flat])
         self.flat, self.tag, self.peer, self._drive = flat, tag, peer, drive
@@ -39,9 +42,16 @@ class Parcel(Work):
     finally_: Callable[[], None] | None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is sent or received, and raise what went wrong."""
+        """Wait until the message is sent or received, and raise what went wrong.
+
+        Raises:
+            ExchangeTimeout: not done within ``timeout``; it goes on.
+        """
+        seconds = timeout.total_seconds() if timeout else 0.0
         if not self._done and self._drive is not None:
-            self._drive(self)
+            self._drive(self, time.monotonic() + seconds if seconds > 0 else math.inf)
+            if not self._done:
+                raise ExchangeTimeout(f"a message (tag {self.tag}) not done within {seconds:g} s")
         return super().wait()
 
     def _source_rank(self) -> int:

@@ -6,6 +6,7 @@ waits.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -93,13 +94,13 @@ class Post:
                 self._thread.start()
             self._changed.notify()
 
-    def _drive(self, parcel: Parcel) -> None:
-        """Carry messages until this one has arrived."""
+    def _drive(self, parcel: Parcel, end: float = math.inf) -> None:
+        """Carry messages until this one has arrived, or until the end of patience."""
         # Another thread than the first is somebody's background: see Board.ready.
         looks = LOOKS if threading.current_thread() is threading.main_thread() else 0
         self._driven += 1
         try:
-            while not parcel.is_completed():
+            while not parcel.is_completed() and time.monotonic() < end:
                 self._carry(parcel.is_completed, looks)
         finally:
             self._driven -= 1
