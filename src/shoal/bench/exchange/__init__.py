@@ -14,7 +14,8 @@ Four hosts of one worker each (see :mod:`shoal.testbed`; root, Linux).
 
 At 100 Mbit/s a step of DDP takes five seconds, so DDP runs only a few there, and its time to the
 loss is that of all its steps at the median of those; the loss itself is that of the run at 1 Gbit/s
-with the same seed, since how fast the network is changes nothing in what DDP computes.
+with the same seed, since how fast the network is changes nothing in what DDP computes. Contenders
+get ready, which sends the whole model, before the links are slowed down.
 
 A part that fails is a row that says why, and the others go on.
 """
@@ -192,10 +193,10 @@ def slow(place: Place, model: str, settings: Settings, fields: Fields) -> Iterat
     job = {
         "workload": model, "seed": settings.seed, "contenders": named.SLOW_STRATEGIES,
         "steps": SLOW_STEPS, "target": target, "most_seconds": SLOW_SECONDS,
-        "most_steps": 3 * STEPS[model] / SLOW_STEPS,
+        "most_steps": 3 * STEPS[model] / SLOW_STEPS, "rates": (FAST, SLOW),
     }  # fmt: skip
     case = f"{model}, {SLOW}"
-    place.limit(SLOW)
+    place.limit(FAST)
     field = read(_work(place, job, settings, case), STEPS[model])
     yield from table(case, field)
     yield from verdicts(case, [field], slow=True)

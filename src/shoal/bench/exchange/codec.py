@@ -111,7 +111,7 @@ def _once(compressor: Compressor, bucket: Tensor, state: object, round: int) -> 
             return Cost(middle - begin, time.perf_counter() - middle), end.value.state
 
 
-def against_plain(bucket: Tensor, pairs: int = 5) -> Result:
+def against_plain(bucket: Tensor, pairs: int = 15) -> Result:
     """Our top-k with error feedback against the obvious one, in turns."""
     ours, plain = error_feedback(topk(RATIO)), plain_topk(bucket)
     state = ours.init(Value(bucket, "weight"))

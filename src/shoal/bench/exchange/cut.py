@@ -7,7 +7,6 @@ steps, and the steps are counted until it decides anew, from messages it has tim
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any
 import torch.distributed as dist
 
 from shoal.bench.exchange.contenders import ADAPTIVE, build
-from shoal.bench.exchange.places import LIMITED
+from shoal.bench.exchange.links import ask_for_rate
 from shoal.bench.exchange.tasks import WORKLOADS, make
-from shoal.bench.exchange.telling import DOING, RATE, tell
+from shoal.bench.exchange.telling import DOING, tell
 from shoal.bench.form import Bar, Result
 
 BAR = "<= 20"
-LOOK_SECONDS, MOST_SECONDS = 0.02, 30.0
 ANEW = "messages take"  # how a decision begins that was made because the link is another
 
 
@@ -74,24 +72,13 @@ def run(wanted: Cut, path: Path) -> None:
         decisions.step = step
         if step == wanted.before:
             trainer.settle()
-            dist.barrier()
-            tell({RATE: wanted.rate})
-            _await(path.with_name(LIMITED))
-            dist.barrier()
+            ask_for_rate(wanted.rate, path)
         if step % 4 == 0:
             tell({DOING: f"step {step} of an adaptive schedule"})
         trainer.step()
     trainer.settle()
     trainer.close()
     tell({"decisions": decisions.heard, "cut": wanted.before})
-
-
-def _await(file: Path) -> None:
-    end = time.monotonic() + MOST_SECONDS
-    while not file.exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"nobody changed the rate within {MOST_SECONDS:.0f} s")
-        time.sleep(LOOK_SECONDS)
 
 
 def judge(case: str, found: Mapping[str, Any]) -> Iterable[Result]:

@@ -38,10 +38,11 @@ from shoal.bench.exchange.contenders import (
     period,
 )
 from shoal.bench.exchange.judge import Smooth, reaches
+from shoal.bench.exchange.links import ask_for_rate
 from shoal.bench.exchange.tasks import WORKLOADS, held_out, make
 from shoal.bench.exchange.telling import mean, most, tell
 
-NULL_STEPS, WARM_UP_STEPS = 4, 2
+NULL_STEPS, WARM_UP_STEPS = 4, 1
 LEAST_SECONDS = 10.0
 EXACT_PATIENCE = 1.3  # how many steps exact needs must be known
 HOOK_PATIENCE = 1.55  # of our powersgd's time: by then torch's hook has lost, or its time is known
@@ -62,6 +63,7 @@ class Job:
         most_seconds: nobody trains longer.
         most_steps: nor further, in multiples of ``steps``.
         patience: who takes so many times as long as DDP wins nothing, and is stopped.
+        rates: of the links while a contender gets ready, and while it trains; none: as they are.
     """
 
     workload: str
@@ -73,13 +75,14 @@ class Job:
     most_seconds: float = 120.0
     most_steps: float = 3.0
     patience: float = 0.6
+    rates: tuple[str, ...] = ()
 
 
 class Race:
     """Contenders of one job in this worker."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.rank = job, dist.get_rank()
+    def __init__(self, job: Job, path: Path) -> None:
+        self.job, self.path, self.rank = job, path, dist.get_rank()
         self.most_seconds, self.free = job.most_seconds, list[float]()
         self.workload = WORKLOADS[job.workload]
         self.data = self.workload.data()
@@ -119,6 +122,8 @@ class Race:
     def train(self, name: str, goal: float | None) -> dict[str, Any]:
         """One contender, until it reaches the goal; without one, for the steps of the job."""
         trainer, smooth = self.trainer(name), Smooth()
+        for rate in self.job.rates[1:]:
+            ask_for_rate(rate, self.path)
         last = self.job.steps if goal is None else round(self.job.steps * self.job.most_steps)
         seconds, steps = 0.0, 0
         device, before = sockets.device_nbytes(), sockets.counts()
@@ -134,6 +139,8 @@ class Race:
             curve.append((steps, seconds, smooth(steps, self._loss(trainer))))
         sent = mean(sockets.since(before) / max(1, steps))
         device_sent = mean((sockets.device_nbytes() - device) / max(1, steps))
+        for rate in self.job.rates[:1]:
+            ask_for_rate(rate, self.path)
         trainer.close()
         reached = goal is not None and reaches(curve[-1][2], goal)
         return {"curve": curve, "reached": reached, "nbytes": sent, "device_nbytes": device_sent}
@@ -168,9 +175,9 @@ class Race:
         return mean(found)
 
 
-def count(job: Job) -> None:
+def count(job: Job, path: Path) -> None:
     """Some steps of each contender, only to see what they send; the first does not count."""
-    race = Race(job)
+    race = Race(job, path)
     for name in job.contenders:
         tell({"doing": name})
         trainer = race.trainer(name)
@@ -217,9 +224,9 @@ def do(told: dict[str, Any], path: Path) -> None:
     if kind == "duel":
         duel.run(duel.Duel(**told))
     elif kind == "count":
-        count(Job(**told))
+        count(Job(**told), path)
     else:
-        Race(Job(**told)).run()
+        Race(Job(**told), path).run()
 
 
 if __name__ == "__main__":
