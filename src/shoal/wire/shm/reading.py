@@ -20,7 +20,7 @@ from shoal.wire.shm.lines import PRESENT
 
 LEAST = "SHOAL_SHM_DIRECT_MB"
 """Environment variable: from how many megabytes on a message is read where it lies; inf: never."""
-_LEAST_MB = 0.5  # from here on one copy less is worth one more meeting
+_LEAST_MB = 1.0  # from here on one copy less is worth one more meeting
 NEVER = sys.maxsize
 _TOKEN_NBYTES = 16
 
