@@ -130,7 +130,7 @@ def _a_change_has_a_size(s: Strategy) -> Iterator[Conflict]:
         yield Conflict(
             f"{s.compression} x {s.coordination}, {s.synchrony}",
             "a change of the model would come out as plus or minus one, whatever its size",
-            "bsp, or error_feedback(topk(0.01))",
+            "all_reduce with bsp, or error_feedback(topk(0.01))",
         )
 
 
@@ -264,7 +264,8 @@ def bound_conflicts(s: Strategy, facts: Facts) -> list[Conflict]:
         found.append(Conflict(f"{s.compression} x momentum", why, "SGD(momentum=0), not Adam"))
     if facts.closure and not (sends_gradients(s) and Trait.LOSSLESS in s.compression.traits):
         why = "a closure is called several times a step and needs exact gradients each time"
-        found.append(Conflict(f"closure x {s.synchrony}, {s.compression}", why, "exact with bsp"))
+        what = f"closure x {s.coordination}, {s.synchrony}, {s.compression}"
+        found.append(Conflict(what, why, "exact with all_reduce and bsp"))
     if facts.closure and (s.scheduling.early or s.partition.cuts):
         why = "the whole update happens inside the optimizer's own step"
         found.append(Conflict(f"closure x {s.partition}, {s.scheduling}", why, "data with wfbp"))

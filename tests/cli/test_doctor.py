@@ -107,8 +107,12 @@ def test_a_machine_without_loopback_or_room_fails(monkeypatch: pytest.MonkeyPatc
 
 def test_the_backend_of_one_machine_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "shared by an anonymous file" in checks.shoal_backend("shoal backend", 2).found
+    assert "workers can read" in checks.shoal_backend("shoal backend", 2).found
+    monkeypatch.setenv(reading.LEAST, "inf")
+    assert "forbids workers" in checks.shoal_backend("shoal backend", 2).found
+    monkeypatch.delenv(reading.LEAST)
     monkeypatch.setattr(reading, "_readv", None)
-    assert "copied twice" in checks.shoal_backend("shoal backend", 2).found
+    assert "workers cannot read" in checks.shoal_backend("shoal backend", 2).found
     monkeypatch.setattr(segment, "make", raising(UsageError("no place for a shared segment")))
     assert checks.shoal_backend("shoal backend", 2).status == "warn"
 

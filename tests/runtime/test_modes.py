@@ -100,6 +100,18 @@ def test_block_momentum_carries_on_what_blocks_changed() -> None:
     assert moved == pytest.approx([first, first + second, first + second + third])
 
 
+def test_block_momentum_is_forgotten_with_the_rest_and_means_nothing_alone() -> None:
+    mode = seated("bmuf(0.5), local(2)", parameters())
+    assert isinstance(mode, LocalMode)
+    for move in mode.moves.values():
+        move.fill_(3.0)
+    mode.load_state_dict({})
+    assert not any(move.any() for move in mode.moves.values())
+    only = seated("bmuf(0.5, 0.8), local(2)", parameters(), workers=1)
+    assert isinstance(only, LocalMode)
+    assert not only.moves
+
+
 def test_block_momentum_grows_with_the_number_of_workers() -> None:
     outer = parse("bmuf, local(2)").coordination.outer
     assert outer is not None

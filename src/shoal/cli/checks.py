@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -94,7 +95,7 @@ def backends(name: str, workers: int) -> Finding:
 def shoal_backend(name: str, workers: int) -> Finding:
     """Whether workers of this machine can share memory, and read each other's."""
     from shoal.wire.shm import segment
-    from shoal.wire.shm.reading import Token, finds
+    from shoal.wire.shm.reading import LEAST, NEVER, Token, finds, least_nbytes
 
     try:
         offer = segment.make(SHM_NBYTES)
@@ -104,11 +105,16 @@ def shoal_backend(name: str, workers: int) -> Finding:
     token, parent = Token(), os.getpid()
     child = os.fork()
     if child == 0:
-        os._exit(0 if finds(parent, token.card) else 1)
+        with suppress(BaseException):
+            os._exit(0 if finds(parent, token.card) else 1)
+        os._exit(1)
     _, code = os.waitpid(child, 0)
     place = f"a file in {Path(offer.path).parent}" if offer.linked else "an anonymous file"
-    long = "read where they lie" if code == 0 else "copied twice: the kernel forbids to read others"
-    return Finding(name, "ok", f"memory is shared by {place}; long messages are {long}")
+    if least_nbytes() == NEVER:
+        reading = f"{LEAST} forbids workers to read each other's"
+    else:
+        reading = f"workers {'can' if code == 0 else 'cannot'} read each other's"
+    return Finding(name, "ok", f"memory is shared by {place}; {reading}")
 
 
 def cores(name: str, workers: int) -> Finding:

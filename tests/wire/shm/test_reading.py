@@ -97,6 +97,42 @@ def test_memory_that_is_read_and_written_at_once_gives_what_it_held_before() -> 
     run_workers(3, in_place)
 
 
+def aliased() -> list[float]:
+    rank, _ = enter()
+    x, spare = torch.full((MB,), float(rank)), torch.empty(MB)
+    targets = [spare, x] if rank == 0 else [x, spare]  # each other's part goes over one's own
+    dist.all_gather(targets, x)
+    whole = torch.zeros(2, MB)
+    whole[rank] = rank + 5
+    dist.all_gather_into_tensor(whole.view(-1), whole[rank])
+    return [float(t.mean()) for t in (*targets, *whole)]
+
+
+@pytest.mark.gloo
+def test_a_gathered_part_may_go_where_ones_own_was() -> None:
+    assert run_workers(2, aliased) == [[0.0, 1.0, 5.0, 6.0]] * 2
+
+
+def unreadable() -> str:
+    rank, _ = enter(5.0)
+    x = torch.ones(LETTER)
+    if rank == 1:
+        reading._readv = None  # as if the kernel had changed its mind
+    dist.barrier()
+    with pytest.raises(FaultError) as caught:
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+    with pytest.raises(FaultError):
+        dist.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.gloo
+def test_a_message_that_cannot_be_read_is_an_error_at_both_ends() -> None:
+    sent, received = run_workers(2, unreadable)
+    assert "rank 0 cannot be read" in received
+    assert "rank 1 gave up" in sent
+
+
 def in_the_way() -> float:
     rank, _ = enter()
     pieces = [torch.full((MB,), float(r)) for r in range(2)]

@@ -78,6 +78,7 @@ def choose(
     if s.synchrony.waits and s.coordination.sends == "parameter":
         return MixingMode(parameters, agreement, s.synchrony.period)
     if s.synchrony.waits:
-        outer = s.coordination.outer
-        return LocalMode(parameters, agreement, s.synchrony.period, outer, seat.workers)
+        outer = s.coordination.outer if seat.workers > 1 else None  # alone, a step is a step
+        outer = outer and outer.among(seat.workers)
+        return LocalMode(parameters, agreement, period=s.synchrony.period, outer=outer)
     return PushMode(parameters, agreement, lambda: collect(agreement))

@@ -23,8 +23,7 @@ class LocalMode:
         parameters: the model, updated in place.
         changes: the agreement on what the steps changed.
         period: steps between agreements.
-        outer: block momentum; None: the mean change is the move.
-        workers: how many agree.
+        outer: block momentum, a number by now; None: the mean change is the move.
     """
 
     gradients = None
@@ -34,11 +33,11 @@ class LocalMode:
         self,
         parameters: Parameters,
         changes: Agreement,
+        *,
         period: int,
         outer: Outer | None = None,
-        workers: int = 1,
     ) -> None:
-        self.parameters, self._outer, self._workers = parameters, outer, workers
+        self.parameters, self._outer = parameters, outer
         self.changes = changes
         self.period = period
         self.steps = 0
@@ -69,7 +68,7 @@ class LocalMode:
     def _move(self, name: str, change: Tensor) -> Tensor:
         if self._outer is None:
             return change
-        move = self.moves[name].mul_(self._outer.momentum_of(self._workers))
+        move = self.moves[name].mul_(self._outer.momentum or 0.0)
         return move.add_(change, alpha=self._outer.rate)
 
     def due(self) -> bool:
@@ -86,7 +85,10 @@ class LocalMode:
         self.steps = int(state.get("steps", 0))
         for name, value in state.get("anchor", self.parameters).items():
             self.anchor[name].copy_(value.detach())
-        for name, value in state.get("moves", {}).items():
-            if name in self.moves:
-                self.moves[name].copy_(value)
+        moved = state.get("moves", {})
+        for name, move in self.moves.items():
+            if name in moved:
+                move.copy_(moved[name])
+            else:
+                move.zero_()
         self.changes.load_state_dict(state.get("changes", {}))

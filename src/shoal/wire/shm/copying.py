@@ -1,7 +1,8 @@
 """Copy bytes among ranks that share memory: broadcast, all_gather, scatter.
 
-What is long is read where it lies, if the ranks can do that (``reading``): its owners tell the
-address, all meet, who wants it reads it, and all meet again, after which it may be changed.
+Where ranks can read each other's memory (``reading``), long parts of scatter, and of all_gather
+between two, are read where they lie: their owners tell the address, all meet, who wants one reads
+it, and all meet again, after which it may be changed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import memmove
 
-from shoal.wire.shm.rounds import Rounds
+from shoal.wire.shm.rounds import Rounds, apart
 from shoal.wire.shm.slots import place
 
 
@@ -42,16 +43,19 @@ class Copying(Rounds):
             memmove(targets[self.rank], source, nbytes)
 
     def _read_each(self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int]) -> None:
+        others = [(target, nbytes) for rank, target in enumerate(targets) if rank != self.rank]
+        kept, [(told, _)] = apart([(source, nbytes)], others)
         self.slots.next()
-        self.slots.tell([source])
+        self.slots.tell([told])
         self.board.begin(title)
         for rank, target in enumerate(targets):
             if rank != self.rank:
                 (there,) = self.slots.integers(rank, 1)
                 self._read(rank, there, target=target, nbytes=nbytes)
-            elif target != source:
-                memmove(target, source, nbytes)
+            elif target != told:
+                memmove(target, told, nbytes)
         self.board.meet()
+        del kept  # nobody reads it any more
 
     def scatter(
         self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int

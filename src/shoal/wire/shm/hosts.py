@@ -174,10 +174,10 @@ class Hosts:
             ctypes.memmove(target, out.data_ptr() + rank * nbytes, nbytes)
 
     def scatter(
-        self, title: bytes, sources: Sequence[int] | None, *, nbytes: int, target: int, root: int
+        self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
         """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
-        parts = [(source, nbytes) for source in sources or ()] or [(0, 0)] * self.size
+        parts = [(source, nbytes) for source in sources] or [(0, 0)] * self.size
         takes = [(target, nbytes if rank == root else 0) for rank in range(self.size)]
         self.all_to_all(title, parts, takes)
 

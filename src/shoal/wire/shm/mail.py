@@ -5,7 +5,7 @@ somebody has: then it is kept aside. Messages of one sender and tag arrive in th
 
 A long message does not go through its ring if the receiver can read it where it lies (``reading``):
 the ring only says where, and the message is sent when it has been read. A very long one does, where
-cores are free: then one end writes while the other reads.
+there are as many cores as ranks: then one end writes while the other reads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Mail:
         self, outward: Sequence[Ring | None], inward: Sequence[Ring | None], reader: Reader
     ) -> None:
         self._out, self._in, self._read = tuple(outward), tuple(inward), reader
-        crowded = len(self._out) > (os.cpu_count() or 1)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        crowded = len(self._out) > cores
         self._most_nbytes = sys.maxsize if crowded else _PIPED_NBYTES
         self._leaving: dict[int, deque[Parcel]] = {}
         self._offered: dict[int, deque[tuple[int, Parcel]]] = {}  # with the number of the cell
@@ -74,7 +75,7 @@ class Mail:
         yield from (("receive", parcel) for parcel in (*self._awaited, *self._taking.values()))
 
     def begun(self, parcel: Parcel) -> bool:
-        """Whether part of a message has moved, and part has not."""
+        """Whether part of a message has moved and part has not, or its address was told."""
         return parcel.start > 0 or any(parcel is taken for taken in self._taking.values())
 
     def drop(self, parcel: Parcel) -> None:
@@ -140,11 +141,15 @@ class Mail:
                 return moved
             self._taking[source] = taking
             error = self._fill(taking, cell, source)
+            if error is not None:  # not taken, so it is not sent either
+                del self._taking[source]
+                taking.finish(error)
+                return True
             ring.take()
             moved = True
             if cell.start + max(cell.nbytes, 1) >= max(cell.total, 1):
                 del self._taking[source]
-                taking.finish(error or taking.misfit(cell.total))
+                taking.finish(taking.misfit(cell.total))
         return moved
 
     def _fill(self, taking: Parcel, cell: Cell, source: int) -> FaultError | None:

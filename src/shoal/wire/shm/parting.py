@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import memmove
-from itertools import pairwise
-
-import torch
-from torch import Tensor
 
 from shoal.errors import LayoutMismatch
-from shoal.wire.shm.rounds import Rounds
+from shoal.wire.shm.rounds import Extent, Rounds, apart
 from shoal.wire.shm.slots import ALIGN, place
-
-Extent = tuple[int, int]  # address and bytes
 
 
 class Parting(Rounds):
@@ -37,7 +31,9 @@ class Parting(Rounds):
         """
         head = -(-24 * self.size // ALIGN) * ALIGN
         share = self.slots.share(self.size, head)
-        kept, sources = self._apart(sources, targets)
+        kept = None
+        if any(self._is_long(nbytes) for _, nbytes in sources):
+            kept, sources = apart(sources, targets)
         tables: list[list[int]] = []
         start, longest = 0, 1
         while start < longest:
@@ -56,24 +52,10 @@ class Parting(Rounds):
         if any(self._is_long(n) for table in tables for n in table[: self.size]):
             self._read_parts(targets, [table[2 * self.size + self.rank] for table in tables])
             self.board.meet()
-        del kept
+        del kept  # nobody reads it any more
 
     def _is_long(self, nbytes: int) -> bool:
         return nbytes >= self._read.least_nbytes
-
-    def _apart(
-        self, sources: Sequence[Extent], targets: Sequence[Extent]
-    ) -> tuple[Tensor | None, Sequence[Extent]]:
-        """Memory to keep, and sources that may be read while targets are written."""
-        if not any(self._is_long(n) for _, n in sources) or not _overlap([*sources, *targets]):
-            return None, sources
-        room = torch.empty(sum(n for _, n in sources), dtype=torch.uint8)
-        apart, address = [], room.data_ptr()
-        for source, nbytes in sources:
-            memmove(address, source, nbytes)
-            apart.append((address, nbytes))
-            address += nbytes
-        return room, apart
 
     def _send_parts(self, sources: Sequence[Extent], start: int, *, head: int, share: int) -> None:
         for rank, (source, nbytes) in enumerate(sources):
@@ -106,9 +88,3 @@ class Parting(Rounds):
                 if not self._is_long(sent):
                     longest = max(longest, sent)
         return longest
-
-
-def _overlap(extents: Sequence[Extent]) -> bool:
-    """Whether any two share memory."""
-    spans = sorted((address, address + nbytes) for address, nbytes in extents if nbytes)
-    return any(end > begin for (_, end), (begin, _) in pairwise(spans))

@@ -8,6 +8,7 @@ they meet, and a group uses it if each can read all others. Nothing is ever writ
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 import secrets
@@ -19,7 +20,7 @@ from shoal.wire.shm.board import Board
 from shoal.wire.shm.lines import PRESENT
 
 LEAST = "SHOAL_SHM_DIRECT_MB"
-"""Environment variable: from how many megabytes on a message is read where it lies; inf: never."""
+"""Environment variable: from how many megabytes on data is read where it lies; inf: never."""
 _LEAST_MB = 1.0  # from here on one copy less is worth one more meeting
 NEVER = sys.maxsize
 _TOKEN_NBYTES = 16
@@ -56,7 +57,7 @@ def read(pid: int, source: int, *, target: int, nbytes: int) -> None:
         here, there = _Extent(target + done, nbytes - done), _Extent(source + done, nbytes - done)
         got = _readv(pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
         if got <= 0:
-            code = ctypes.get_errno()
+            code = ctypes.get_errno() if got else errno.EFAULT
             raise OSError(code, os.strerror(code))
         done += got
 
@@ -127,9 +128,11 @@ class Reader:
         except OSError as error:
             what = what or board.title
             board.check(what, [rank], math.inf)
-            raise PeerLost(
-                f"{what}: rank {lines.names[rank]} cannot be read: {error}; {LEAST}=inf goes "
-                "without"
-            ) from error
+            name = lines.names[rank]
+            lost = PeerLost(
+                f"{what}: rank {name} cannot be read: {error}; {LEAST}=inf goes without"
+            )
+            board.broke(lost)
+            raise lost from error
         if lines.status(rank) != PRESENT:
             board.check(what or board.title, [rank], math.inf)

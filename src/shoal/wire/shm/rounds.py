@@ -6,14 +6,35 @@ wrote; slots in turns make one meeting a round enough (``slots``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from ctypes import memmove
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from shoal.wire.shm.board import Board
 from shoal.wire.shm.bucket import Bucket
 from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.slots import Slots
+
+Extent = tuple[int, int]  # address and bytes
+
+
+def apart(
+    sources: Sequence[Extent], targets: Sequence[Extent]
+) -> tuple[Tensor | None, Sequence[Extent]]:
+    """Memory to keep, and sources that others may read while targets are written."""
+    spans = sorted((a, a + nbytes) for a, nbytes in (*sources, *targets) if nbytes)
+    if not any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+        return None, sources
+    room = torch.empty(sum(nbytes for _, nbytes in sources), dtype=torch.uint8)
+    copies, address = [], room.data_ptr()
+    for source, nbytes in sources:
+        memmove(address, source, nbytes)
+        copies.append((address, nbytes))
+        address += nbytes
+    return room, copies
 
 
 class Rounds:
