@@ -74,7 +74,7 @@ def with_closure(strategy: str, options: dict[str, object]) -> str:
 @pytest.mark.gloo
 def test_a_closure_that_would_never_be_agreed_on_is_refused_when_it_is_given() -> None:
     for told in run_workers(2, with_closure, "local(2)", {}):
-        assert "closure x local(2)" in told
+        assert "closure x all_reduce, local(2)" in told
 
 
 def test_a_closure_is_refused_beside_clip_and_skip_when_it_is_given() -> None:
