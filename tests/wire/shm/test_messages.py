@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from shm_worlds import enter
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.testing.processes import run_workers
+from shoal.wire.shm.board import Board
+from shoal.wire.shm.lines import PRESENT
 
 pytestmark = pytest.mark.gloo
 
@@ -170,3 +173,28 @@ def halves() -> None:
 
 def test_half_a_message_is_never_taken_for_another() -> None:
     run_workers(2, halves, env={"SHOAL_SHM_DIRECT_MB": "inf"})
+
+
+def last_word() -> float:
+    rank, _ = enter()
+    store, check = dist.distributed_c10d._get_default_store(), Board.check
+    if rank == 0:
+        store.wait(["looking"])
+        dist.send(torch.ones(3), 1)
+        dist.destroy_process_group()
+        return 0.0
+
+    def held_up(board: Board, *args: Any) -> None:
+        store.set("looking", "")
+        while board.lines.status(0) == PRESENT:  # as if the system gave the core to the sender
+            time.sleep(0.01)
+        check(board, *args)
+
+    Board.check = held_up  # type: ignore[method-assign]
+    x = torch.zeros(3)
+    dist.recv(x, 0)
+    return float(x.sum())
+
+
+def test_what_was_sent_just_before_its_sender_left_arrives() -> None:
+    assert run_workers(2, last_word) == [0.0, 3.0]

@@ -143,6 +143,8 @@ class Post:
                 try:
                     self.board.check(f"{verb} (tag {parcel.tag})", self._ends(parcel), parcel.end)
                 except FaultError as error:
+                    if self._mail.progress():  # it came after the last look, before its end left
+                        return
                     if self._mail.begun(parcel):  # its other half would be taken for a message
                         self.board.broke(error)
                     self._mail.drop(parcel)
