@@ -1,4 +1,4 @@
-"""How values are written: sizes in bytes, and calls inside one line of text."""
+"""How values are written: sizes in bytes, numbers, and calls inside one line of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from shoal.errors import BadArgument, UnknownName, UsageError
 
@@ -26,6 +26,16 @@ def check_nbytes(call: str, nbytes: object) -> None:
     """Refuse what is not a size."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 1 <= nbytes <= 2**40:
         raise BadArgument(f"{call}({nbytes})", "a size in bytes from 1 up, for example 25MB")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value may stand where a number is wanted; True and False may not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def typed(number: float) -> str:
+    """A number as one types it, with every digit: answers are equal if their names are."""
+    return repr(float(number)).removesuffix(".0")
 
 
 def split(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from shoal.bench.form import Header, Machine, Report, Result
+from shoal.cores import usable_cores
 
 Progress = Callable[[str, int, int], None]
 """Told (what is being measured, parts done, parts in all) as a suite goes on."""
@@ -106,9 +107,7 @@ def machine() -> Machine:
     """This machine."""
     return Machine(
         cpu=_cpu(),
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        cores=usable_cores(),
         memory_nbytes=_memory_nbytes(),
         kernel=f"{platform.system()} {platform.release()}",
     )

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from shoal.cores import usable_cores
 from shoal.errors import UsageError
 from shoal.runtime.launcher.host import bind
 from shoal.runtime.launcher.interfaces import IFNAME, gloo_choice, is_loopback
@@ -119,11 +120,11 @@ def shoal_backend(name: str, workers: int) -> Finding:
 
 def cores(name: str, workers: int) -> Finding:
     """Against the number of workers."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = usable_cores()
     found = f"{usable} usable for {workers} worker{'' if workers == 1 else 's'}"
     if workers > most_workers():
         return Finding(name, "fail", found, f"at most {most_workers()} here, or --oversubscribe")
-    if workers > (usable or 1):
+    if workers > usable:
         return Finding(name, "warn", found, f"workers will share cores: use -n {usable}")
     return Finding(name, "ok", found)
 

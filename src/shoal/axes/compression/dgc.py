@@ -20,10 +20,10 @@ from shoal.axes.compression.sparse import (
     check_ratio,
     send,
     share,
-    typed,
 )
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
+from shoal.notation import typed
 
 START = 0.25  # density of the first rounds of a warm-up, and its ratio from each to the next
 

@@ -19,6 +19,7 @@ import torch
 from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Agreed, Ask, Flow, Gather, Mean, alone, drive, through
+from shoal.notation import is_number, typed
 
 NUMBERS = 4096  # from which the default of gamma is found
 
@@ -44,8 +45,7 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
         raise BadArgument(
             f"difference({inner})", "it wraps a compressor, for example difference(topk(0.1))"
         )
-    number = isinstance(gamma, int | float) and not isinstance(gamma, bool)
-    if gamma is not None and not (number and 0 < gamma <= 1):
+    if gamma is not None and not (is_number(gamma) and 0 < gamma <= 1):
         raise BadArgument(f"difference({inner}, {gamma})", "gamma must be a number in (0, 1]")
     _refuse(inner)
 
@@ -64,8 +64,8 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
         return Agreed(s.to(like), x_hat.to(like), (x_hat, s, end.state))
 
     traits = (inner.traits & Trait.SLICEABLE) | Trait.TRACKS
-    typed = "" if gamma is None else f", {repr(float(gamma)).removesuffix('.0')}"
-    name = f"difference({inner.name}{typed})"
+    told = "" if gamma is None else f", {typed(gamma)}"
+    name = f"difference({inner.name}{told})"
     return Compressor(name, traits, flow, init, inner.add, gamma=gamma or _kept(inner) / 2)
 
 

@@ -20,9 +20,9 @@ from shoal.axes.compression.sparse import (
     flat,
     send,
     share,
-    typed,
 )
 from shoal.flow import Agreed, Flow
+from shoal.notation import typed
 
 
 def esgd(ratio: float, momentum: float = 0.9) -> Compressor:

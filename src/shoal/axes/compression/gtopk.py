@@ -24,9 +24,9 @@ from shoal.axes.compression.sparse import (
     places,
     share,
     spread,
-    typed,
 )
 from shoal.flow import Agreed, Flow, Fold, Merge
+from shoal.notation import typed
 
 
 def gtopk(ratio: float) -> Compressor:

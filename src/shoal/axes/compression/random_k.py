@@ -20,9 +20,10 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import check_ratio, flat, share, spread, typed
+from shoal.axes.compression.sparse import check_ratio, flat, share, spread
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Ask, Flow, Mean
+from shoal.notation import typed
 
 
 def random_k(ratio: float, seed: int = 0) -> Compressor:

@@ -17,6 +17,7 @@ from shoal.axes.compression.pieces import add_pieces, wide
 from shoal.axes.compression.residual import next_to, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
+from shoal.notation import is_number, typed
 
 
 def sign(momentum: float = 0.0) -> Compressor:
@@ -34,7 +35,7 @@ def sign(momentum: float = 0.0) -> Compressor:
     Differs from the paper: a bit cannot say zero, so a zero in a tensor that has others counts as
     positive in even rounds and negative in odd ones, which cancels; a tie stays where it is.
     """
-    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+    if not (is_number(momentum) and 0 <= momentum < 1):
         raise BadArgument(f"sign({momentum})", "momentum must lie in [0, 1), for example sign(0.9)")
 
     def init(value: Value) -> Tensor:
@@ -50,8 +51,8 @@ def sign(momentum: float = 0.0) -> Compressor:
     traits = Trait.SLICEABLE | Trait.ONE_SHOT | Trait.MERGES | Trait.UNSCALED
     if momentum == 0:
         return Compressor("sign", traits, flow, nothing, add, width=1)
-    typed = repr(float(momentum))
-    return Compressor(f"sign({typed})", traits | Trait.MOMENTUM, flow, init, add, width=1)
+    name = f"sign({typed(momentum)})"
+    return Compressor(name, traits | Trait.MOMENTUM, flow, init, add, width=1)
 
 
 def running(mean: Tensor, now: Tensor, momentum: float) -> Tensor:

@@ -11,27 +11,22 @@ from torch import Tensor
 from shoal.axes.compression.indices import decode, encode
 from shoal.errors import BadArgument
 from shoal.flow import Ask, Gather
+from shoal.notation import is_number
 
 Parts = tuple[Tensor, ...]
 
 
 def check_ratio(call: str, ratio: object) -> None:
     """Refuse what is no share of the entries."""
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+    if not (is_number(ratio) and 0 < ratio <= 1):
         why = f"ratio must lie in (0, 1], for example {call}(0.01)"
         raise BadArgument(f"{call}({ratio})", why)
 
 
 def check_momentum(call: str, momentum: object) -> None:
     """Refuse what would grow for ever."""
-    sound = isinstance(momentum, int | float) and not isinstance(momentum, bool)
-    if not (sound and 0 <= momentum < 1):  # type: ignore[operator]  # a number, seen just now
+    if not (is_number(momentum) and 0 <= momentum < 1):
         raise BadArgument(f"{call}(momentum={momentum})", "momentum must lie in [0, 1)")
-
-
-def typed(number: float) -> str:
-    """A number as one types it, with every digit: equality of compressors is by name."""
-    return repr(float(number)).removesuffix(".0")
 
 
 def share(ratio: float, numel: int) -> int:

@@ -16,9 +16,10 @@ from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
 from shoal.axes.compression.indices import decode, encode
 from shoal.axes.compression.largest import largest
 from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import Parts, add_at, check_ratio, share, typed
+from shoal.axes.compression.sparse import Parts, add_at, check_ratio, share
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
+from shoal.notation import is_number, typed
 
 
 def threshold(tau: float, ratio: float = 0.01) -> Compressor:
@@ -36,7 +37,7 @@ def threshold(tau: float, ratio: float = 0.01) -> Compressor:
     room for as many entries, so that none must be told their number; what finds no room waits in
     the residual, and room that is not needed says zero. An entry takes 2 bits and its place.
     """
-    if isinstance(tau, bool) or not isinstance(tau, int | float) or not 0 < tau < math.inf:
+    if not (is_number(tau) and 0 < tau < math.inf):
         raise BadArgument(f"threshold({tau})", "tau must be positive, for example threshold(0.001)")
     check_ratio(f"threshold({typed(tau)}, ratio)", ratio)
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.largest import largest_entries
 from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import add, check_ratio, flat, send, share, typed
+from shoal.axes.compression.sparse import add, check_ratio, flat, send, share
 from shoal.flow import Agreed, Flow
+from shoal.notation import typed
 
 
 def topk(ratio: float) -> Compressor:

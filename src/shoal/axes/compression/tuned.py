@@ -24,11 +24,11 @@ from shoal.axes.compression.error_feedback import error_feedback
 from shoal.axes.compression.exact import exact
 from shoal.axes.compression.ladder import TRIES, Ladder, Note, why
 from shoal.axes.compression.powersgd import powersgd
-from shoal.axes.compression.sparse import typed
 from shoal.axes.compression.stopwatch import Known
 from shoal.axes.compression.topk import topk
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Agreed, Flow, Mean
+from shoal.notation import typed
 
 log = logging.getLogger("shoal")
 EVERY, MOST = 20, 8.0

@@ -18,6 +18,7 @@ from shoal.axes.compression.pieces import add_pieces, pieces, wide
 from shoal.axes.compression.residual import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
+from shoal.notation import is_number, typed
 
 
 def twobit(threshold: float) -> Compressor:
@@ -32,8 +33,7 @@ def twobit(threshold: float) -> Compressor:
 
     Example: ``twobit(0.05)``.
     """
-    sized = not isinstance(threshold, bool) and isinstance(threshold, int | float)
-    if not sized or not 0 < threshold < math.inf:
+    if not (is_number(threshold) and 0 < threshold < math.inf):
         raise BadArgument(f"twobit({threshold})", "threshold must be > 0, for example twobit(0.01)")
 
     def init(value: Value) -> tuple[Tensor]:
@@ -47,8 +47,7 @@ def twobit(threshold: float) -> Compressor:
         return Agreed(mean, mine, (wanted,))
 
     traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
-    typed = repr(float(threshold)).removesuffix(".0")
-    return Compressor(f"twobit({typed})", traits, flow, init, add, width=2)
+    return Compressor(f"twobit({typed(threshold)})", traits, flow, init, add, width=2)
 
 
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:

@@ -13,10 +13,9 @@ References:
 
 from __future__ import annotations
 
-import math
-
 from shoal.axes.coordination.coordination import Coordination, Outer, complete
 from shoal.errors import BadArgument
+from shoal.notation import is_number, typed
 
 
 def bmuf(momentum: float | None = None, rate: float = 1.0) -> Coordination:
@@ -32,22 +31,12 @@ def bmuf(momentum: float | None = None, rate: float = 1.0) -> Coordination:
     Example: ``bmuf``, ``bmuf(0.5, 0.8)``.
     """
     call = f"bmuf({momentum}, {rate})"
-    if momentum is not None and not (_is_number(momentum) and 0 <= momentum < 1):
+    if momentum is not None and not (is_number(momentum) and 0 <= momentum < 1):
         raise BadArgument(call, "momentum must be a number from 0 to under 1")
-    if not (_is_number(rate) and 0 < rate <= 2):
+    if not (is_number(rate) and 0 < rate <= 2):
         raise BadArgument(call, "rate must be a number over 0, and 2 at most")
-    told = [] if momentum is None else [_typed(momentum)]
+    told = [] if momentum is None else [typed(momentum)]
     if rate != 1:
-        told.append(_typed(rate) if told else f"rate={_typed(rate)}")
+        told.append(typed(rate) if told else f"rate={typed(rate)}")
     name = f"bmuf({', '.join(told)})" if told else "bmuf"
     return Coordination(name, "collective", "delta", complete, outer=Outer(momentum, rate))
-
-
-def _typed(number: float) -> str:
-    """With every digit: equality is by name."""
-    return repr(float(number)).removesuffix(".0")
-
-
-def _is_number(value: object) -> bool:
-    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return numeric and math.isfinite(value)  # type: ignore[arg-type]

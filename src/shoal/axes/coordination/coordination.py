@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -24,10 +24,6 @@ class Outer:
 
     momentum: float | None
     rate: float
-
-    def among(self, workers: int) -> Outer:
-        """The same with the momentum it has where so many take part."""
-        return replace(self, momentum=self.momentum_of(workers))
 
     def momentum_of(self, workers: int) -> float:
         """The momentum where so many take part."""

@@ -78,7 +78,9 @@ def choose(
     if s.synchrony.waits and s.coordination.sends == "parameter":
         return MixingMode(parameters, agreement, s.synchrony.period)
     if s.synchrony.waits:
-        outer = s.coordination.outer if seat.workers > 1 else None  # alone, a step is a step
-        outer = outer and outer.among(seat.workers)
-        return LocalMode(parameters, agreement, period=s.synchrony.period, outer=outer)
+        momentum, rate, outer = 0.0, 1.0, s.coordination.outer
+        if outer is not None and seat.workers > 1:  # alone, a step is a step
+            momentum, rate = outer.momentum_of(seat.workers), outer.rate
+        period = s.synchrony.period
+        return LocalMode(parameters, agreement, period=period, momentum=momentum, rate=rate)
     return PushMode(parameters, agreement, lambda: collect(agreement))

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.axes.coordination import Outer
 from shoal.runtime.agreement import Agreement
 from shoal.runtime.modes.mode import Apply, Asks, Parameters
 
@@ -23,7 +22,8 @@ class LocalMode:
         parameters: the model, updated in place.
         changes: the agreement on what the steps changed.
         period: steps between agreements.
-        outer: block momentum, a number by now; None: the mean change is the move.
+        momentum: what is carried on of the move before.
+        rate: how much of the mean change is taken.
     """
 
     gradients = None
@@ -35,14 +35,15 @@ class LocalMode:
         changes: Agreement,
         *,
         period: int,
-        outer: Outer | None = None,
+        momentum: float = 0.0,
+        rate: float = 1.0,
     ) -> None:
-        self.parameters, self._outer = parameters, outer
+        self.parameters, self._momentum, self._rate = parameters, momentum, rate
         self.changes = changes
         self.period = period
         self.steps = 0
         self.anchor = {name: p.detach().clone() for name, p in parameters.items()}
-        kept = parameters if outer is not None else {}
+        kept = {} if (momentum, rate) == (0, 1) else parameters  # or the mean change is the move
         self.moves = {name: torch.zeros_like(p.detach()) for name, p in kept.items()}
 
     def opening(self) -> list[Asks]:
@@ -66,10 +67,9 @@ class LocalMode:
             p.copy_(self.anchor[name])
 
     def _move(self, name: str, change: Tensor) -> Tensor:
-        if self._outer is None:
+        if not self.moves:
             return change
-        move = self.moves[name].mul_(self._outer.momentum or 0.0)
-        return move.add_(change, alpha=self._outer.rate)
+        return self.moves[name].mul_(self._momentum).add_(change, alpha=self._rate)
 
     def due(self) -> bool:
         """Whether the running step is the last of its period."""

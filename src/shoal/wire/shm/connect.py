@@ -12,7 +12,7 @@ The layout of a segment: lines, then three slots a rank, then a ring for each or
 from __future__ import annotations
 
 import json
-import os
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from shoal.wire.shm import segment as segments
 from shoal.wire.shm.board import Board
 from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import LINE_NBYTES, Lines
+from shoal.wire.shm.options import megabytes
 from shoal.wire.shm.peers import Peer, host_key, myself
 from shoal.wire.shm.post import Post
 from shoal.wire.shm.reading import NEVER, Reader, Token, finds, least_nbytes
@@ -84,13 +85,8 @@ def layout(size: int, limit_nbytes: int) -> Layout:
 
 def limit_nbytes() -> int:
     """The most that a segment may have: by option, and a quarter of the memory there is."""
-    text = os.environ.get(LIMIT, str(_LIMIT_MB))
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
-    if not 0 < limit < float("inf"):
-        raise BadArgument(f"{LIMIT}={text}", "must be a positive number of megabytes")
+    why = "must be a positive number of megabytes"
+    limit = megabytes(LIMIT, _LIMIT_MB, lambda found: 0 < found < math.inf, why)
     free = _available()
     return int(min(limit * 2**20, free / 4)) if free else int(limit * 2**20)
 

@@ -79,17 +79,15 @@ class Copying(Rounds):
     def _read_one(
         self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
-        # in the way of others: the root's own part goes where somebody still reads
-        others = [source for rank, source in enumerate(sources) if rank != root]
-        in_the_way = any(abs(source - target) < nbytes for source in others)
+        others = [(source, nbytes) for rank, source in enumerate(sources) if rank != root]
+        kept, told = apart(others, [(target, nbytes)])
         self.slots.next()
-        self.slots.tell(sources)
+        self.slots.tell([address for address, _ in told])
         self.board.begin(title)
-        if self.rank != root:
-            there = self.slots.integers(root, self.size)[self.rank]
+        if self.rank == root:
+            memmove(target, sources[root], nbytes)
+        else:
+            there = self.slots.integers(root, self.size - 1)[place(root, self.rank)]
             self._read(root, there, target=target, nbytes=nbytes)
-        elif not in_the_way:
-            memmove(target, sources[root], nbytes)
         self.board.meet()
-        if in_the_way:
-            memmove(target, sources[root], nbytes)
+        del kept  # nobody reads it any more

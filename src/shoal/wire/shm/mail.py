@@ -10,7 +10,6 @@ there are as many cores as ranks: then one end writes while the other reads.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from ctypes import memmove
 
 import torch
 
+from shoal.cores import usable_cores
 from shoal.errors import FaultError
 from shoal.wire.shm.parcel import Parcel
 from shoal.wire.shm.reading import Reader
@@ -39,8 +39,7 @@ class Mail:
         self, outward: Sequence[Ring | None], inward: Sequence[Ring | None], reader: Reader
     ) -> None:
         self._out, self._in, self._read = tuple(outward), tuple(inward), reader
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        crowded = len(self._out) > cores
+        crowded = len(self._out) > usable_cores()
         self._most_nbytes = sys.maxsize if crowded else _PIPED_NBYTES
         self._leaving: dict[int, deque[Parcel]] = {}
         self._offered: dict[int, deque[tuple[int, Parcel]]] = {}  # with the number of the cell

@@ -15,9 +15,10 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from shoal.errors import BadArgument, PeerLost
+from shoal.errors import PeerLost
 from shoal.wire.shm.board import Board
 from shoal.wire.shm.lines import PRESENT
+from shoal.wire.shm.options import megabytes
 
 LEAST = "SHOAL_SHM_DIRECT_MB"
 """Environment variable: from how many megabytes on data is read where it lies; inf: never."""
@@ -77,13 +78,8 @@ def least_nbytes() -> int:
     Raises:
         BadArgument: the option is no number of megabytes.
     """
-    text = os.environ.get(LEAST, str(_LEAST_MB))
-    try:
-        least = float(text)
-    except ValueError:
-        least = -1.0
-    if not least >= 0:
-        raise BadArgument(f"{LEAST}={text}", "must be a number of megabytes, 0 or more, or inf")
+    why = "must be a number of megabytes, 0 or more, or inf"
+    least = megabytes(LEAST, _LEAST_MB, lambda found: found >= 0, why)
     return int(min(least * 2**20, NEVER))
 
 
