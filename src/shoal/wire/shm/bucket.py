@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 from shoal.wire.shm import segment as segments
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.segment import Segment
-from shoal.wire.shm.slots import share_of
+from shoal.wire.shm.slots import fair_share, share_of
 from shoal.wire.shm.storing import read_all
 
 _BLOCK_NBYTES = 256 << 10  # of each rank: some ranks' blocks together fit a core's own cache
@@ -79,7 +79,8 @@ class Bucket:
 
     def _cut(self, span: Span) -> Sequence[tuple[Tensor, ...]]:
         width = span.dtype.itemsize
-        begin, end = share_of(self.rank, self.size, numel=span.numel, width=width)
+        share = fair_share(span.numel, self.size, width=width)
+        begin, end = share_of(self.rank, share, span.numel)
         if begin == end:
             return ()
         start, stop = span.offset + begin * width, span.offset + end * width

@@ -6,7 +6,7 @@
    read the memory of the others (``reading``).
 3. The segment is withdrawn: from now on it lives in the mappings alone.
 
-The layout of a segment: lines, then three slots a rank, then a ring for each ordered pair of ranks.
+The layout of a segment: lines, then two slots a rank, then a ring for each ordered pair of ranks.
 """
 
 from __future__ import annotations

@@ -8,13 +8,17 @@ There are two ways. *Whole*: everyone combines everything, one meeting a round. 
 combines 1/n of a round, which is less work and one more meeting:
 
 1. Write all pieces but one's own; meet. Combine one's own piece over all ranks, into one's slot.
-2. Meet again. Copy everyone's piece from everyone's slot. By then the next round is written.
+2. Meet again. Copy the others' pieces from their slots. By then the next round is written.
+
+A rank's piece has the same place in every round. So while others still copy it out of a slot, the
+rest of that slot, which they have combined, is written for the next round but one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from ctypes import c_char, memmove
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -24,7 +28,7 @@ from shoal.wire.shm.board import Board
 from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.rounds import Rounds
-from shoal.wire.shm.slots import ALIGN, Slots, share_of
+from shoal.wire.shm.slots import ALIGN, Slots, fair_share, share_of
 
 _SHORT_NBYTES = 1 << 20  # of all ranks: to combine these everywhere costs less than to meet again
 _KEPT_ROUNDS = 1024  # at most; the oldest messages are forgotten first
@@ -36,6 +40,12 @@ def copy(copies: Iterable[Copy]) -> None:
     """Do some copies."""
     for to, source, nbytes in copies:
         memmove(to, source, nbytes)
+
+
+def _keep(combine: Callable[[], None], result: Copy) -> None:
+    """Combine, and copy the result while it is in this core's cache."""
+    combine()
+    memmove(*result)
 
 
 class Round(NamedTuple):
@@ -84,14 +94,16 @@ class Preparing(Rounds):
         return rounds
 
     def _work_out(self, flat: Tensor, how: Reduction) -> list[Round]:
-        width, whole = flat.element_size(), self._whole(flat.nbytes)
-        grain = 1 if whole else ALIGN // width * self.size  # of a round: whole lines for each piece
-        most = self.slots.cached // width // grain * grain
-        rounds = []
-        for start, count in self._rounds(flat.numel(), most):
-            part = flat[start : start + count]
-            rounds.append(self._whole_round(part, how) if whole else self._piece_round(part, how))
-        return rounds
+        width, numel = flat.element_size(), flat.numel()
+        most = self.slots.cached // width
+        if self._whole(flat.nbytes):
+            cut = self._rounds(numel, most)
+            return [self._whole_round(flat[at : at + count], how) for at, count in cut]
+        grain = ALIGN // width * self.size  # whole lines for each piece
+        most = most // grain * grain
+        share = fair_share(-(-numel // -(-numel // most)), self.size, width=width)
+        cut = self._rounds(numel, share * self.size)
+        return [self._piece_round(flat[at : at + count], share, how) for at, count in cut]
 
     def _whole_round(self, part: Tensor, how: Reduction) -> Round:
         if not part.numel():
@@ -99,12 +111,10 @@ class Preparing(Rounds):
         gives = ((self.slots.address(self.rank), part.data_ptr(), part.nbytes),)
         return Round(gives, how.prepare(part, self._sources(part, 0, own=self.size == 2)))
 
-    def _piece_round(self, part: Tensor, how: Reduction) -> Round:
+    def _piece_round(self, part: Tensor, share: int, how: Reduction) -> Round:
         width, base, slots = part.element_size(), part.data_ptr(), self.slots
         own = slots.address(self.rank)
-        shares = [
-            share_of(rank, self.size, numel=part.numel(), width=width) for rank in range(self.size)
-        ]
+        shares = [share_of(rank, share, part.numel()) for rank in range(self.size)]
         begin, end = shares[self.rank]
         after = end * width
         parts = (own, base, begin * width), (own + after, base + after, part.nbytes - after)
@@ -112,12 +122,14 @@ class Preparing(Rounds):
         takes = tuple(
             (base + first * width, slots.address(rank) + first * width, (last - first) * width)
             for rank, (first, last) in enumerate(shares)
+            if rank != self.rank
         )
         if begin == end:
             return Round(gives, None, takes)
         out = slots.view(self.rank, begin * width, numel=end - begin, dtype=part.dtype)
         sources = self._sources(part[begin:end], begin * width, own=True)
-        return Round(gives, how.prepare(out, sources), takes)
+        result = base + begin * width, out.data_ptr(), out.nbytes
+        return Round(gives, partial(_keep, how.prepare(out, sources), result), takes)
 
 
 def _view(flat: Tensor) -> Tensor:

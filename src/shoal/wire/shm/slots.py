@@ -1,9 +1,9 @@
 """Where data lies in a group's segment, and how it is copied in and out.
 
-Each rank has three slots, used in turns: a message is cut into rounds of at most one slot, and
-while the others still read what a rank wrote in one round, it may write the next. Two would do
-(see ``board``); with three it may even write ahead of the meeting that ends a round. Copies go by
-address: a tensor that requires grad, or a type torch cannot copy, makes no difference.
+Each rank has two slots, used in turns: a message is cut into rounds of at most one slot, and
+while the others still read what a rank wrote in one round, it may write the next (see ``board``).
+No more than two, for what was written last is likely to be still in a cache. Copies go by address:
+a tensor that requires grad, or a type torch cannot copy, makes no difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.wire.shm.segment import Segment
 _VIEWS = 2048  # kept at most; the same few sizes come again and again
 _CACHED_NBYTES = 1 << 20  # of a round that a core's cache should hold until it is read again
 ALIGN = 64
-TURNS = 3
+TURNS = 2
 
 
 class Slots:
@@ -89,15 +89,23 @@ class Slots:
         return found
 
 
-def share_of(rank: int, ranks: int, *, numel: int, width: int) -> tuple[int, int]:
-    """From where to where a rank combines, when each does 1/n; whole lines of memory but the last.
+def fair_share(numel: int, ranks: int, *, width: int) -> int:
+    """How many of ``numel`` numbers a rank combines, when each does 1/n: whole lines of memory.
 
-    >>> [share_of(rank, 3, numel=40, width=4) for rank in range(3)]
-    [(0, 16), (16, 32), (32, 40)]
+    >>> fair_share(40, 3, width=4)
+    16
     """
     grain = ALIGN // width
-    each = -(-numel // ranks // grain) * grain
-    return min(rank * each, numel), min((rank + 1) * each, numel)
+    return -(-numel // ranks // grain) * grain
+
+
+def share_of(rank: int, share: int, numel: int) -> tuple[int, int]:
+    """From where to where a rank combines, when each does as much as there is, up to its share.
+
+    >>> [share_of(rank, 16, 40) for rank in range(3)]
+    [(0, 16), (16, 32), (32, 40)]
+    """
+    return min(rank * share, numel), min((rank + 1) * share, numel)
 
 
 def place(giver: int, taker: int) -> int:
