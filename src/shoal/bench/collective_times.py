@@ -21,7 +21,7 @@ Times = Mapping[str, Sequence[float]]
 """Seconds of a call of each contender, block by block."""
 Foreign = Callable[[str, int], Call]
 """From a collective's name and a size in numbers, the same call outside of torch."""
-_BLOCK_NBYTES, _CALLS = 8 << 20, 20  # of a block: as many calls as move so much, but not more
+_BLOCK_NBYTES, _CALLS = 16 << 20, 20  # of a block: as many calls as move so much, but not more
 
 
 def measure(ranks: int, nbytes: int, blocks: int, *, mpi: bool = False) -> dict[str, Times]:
