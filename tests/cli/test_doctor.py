@@ -71,7 +71,7 @@ def test_more_workers_than_cores_are_warned_of() -> None:
 
 
 def test_threads_are_counted_over_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(checks, "usable_cores", lambda: 4)
     for text, status in (("", "ok"), ("2", "ok"), ("4", "warn"), ("0", "fail"), ("all", "fail")):
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         assert checks.omp_threads("threads", 2).status == status

@@ -131,7 +131,7 @@ def cores(name: str, workers: int) -> Finding:
 
 def omp_threads(name: str, workers: int) -> Finding:
     """Threads of all workers together against the cores."""
-    count = os.cpu_count() or 1
+    count = usable_cores()
     text = os.environ.get("OMP_NUM_THREADS", "")
     if not text:
         return Finding(

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from shoal.errors import BadArgument, UnknownName
 from shoal.loggers import Logger
+from shoal.notation import is_number
 from shoal.runtime.launcher import contract
 from shoal.runtime.launcher.options import BACKENDS, unusable
 
@@ -110,9 +111,7 @@ def _check_stateful(given: object) -> None:
 
 
 def _positive(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 < value < math.inf
+    return is_number(value) and 0 < value < math.inf
 
 
 def _check_directory(given: object) -> None:

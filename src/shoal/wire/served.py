@@ -183,13 +183,13 @@ def rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         {
             name: value.item() if isinstance(value, Tensor) else value
             for name, value in group.items()
-            if isinstance(value, (int, float)) or _is_number(value)
+            if isinstance(value, (int, float)) or _is_scalar(value)
         }
         for group in optimizer.param_groups
     ]
 
 
-def _is_number(value: object) -> bool:
+def _is_scalar(value: object) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
 
 

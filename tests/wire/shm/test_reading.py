@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -137,8 +139,17 @@ def in_the_way() -> float:
     rank, _ = enter()
     pieces = [torch.full((MB,), float(r)) for r in range(2)]
     out = pieces[1] if rank == 0 else torch.empty(MB)  # the root's own part goes over the other's
+    reading.Reader.__call__ = late(reading.Reader.__call__)  # type: ignore[method-assign]
     dist.scatter(out, pieces if rank == 0 else None, src=0)
     return float(out.sum()) / MB
+
+
+def late(read: Callable[..., None]) -> Callable[..., None]:
+    def slowly(*args: Any, **options: Any) -> None:
+        time.sleep(0.1)
+        read(*args, **options)
+
+    return slowly
 
 
 @pytest.mark.gloo

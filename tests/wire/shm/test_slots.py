@@ -10,11 +10,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from shm_worlds import enter
+from torch import Tensor
 
+from shoal.errors import LayoutMismatch
 from shoal.testing.processes import run_workers
 from shoal.wire.shm import prepared, slots
+from shoal.wire.shm.reduction import Reduction
+from shoal.wire.shm.rounds import apart
 
-pytestmark = pytest.mark.gloo
+KINDS = "reduce", "reduce_scatter", "gather", "scatter", "broadcast", "all_gather", "all_to_all"
 
 
 class Dawdler:
@@ -29,38 +33,77 @@ class Dawdler:
                 time.sleep(0.002)
             ctypes.memmove(to + begin, source + begin, end - begin)
 
+    def combining(self, combine: Reduction) -> Reduction:
+        """The same for a reduction."""
 
-def numbers(rank: int, numel: int) -> torch.Tensor:
+        def slowly(first: Tensor, second: Tensor, *, out: Tensor) -> Tensor:
+            if self.late:
+                time.sleep(0.002)
+            return combine.combine(first, second, out=out)
+
+        return combine._replace(combine=slowly)
+
+
+def numbers(rank: int, numel: int) -> Tensor:
     return torch.arange(numel, dtype=torch.int64) * (rank + 1)
+
+
+def call(kind: str, numel: int, root: int) -> bool:
+    """Call a collective; whether its result is right here."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, out, everyone = numbers(rank, numel), numbers(rank, numel), range(size)
+    outs, total = [torch.zeros_like(x) for _ in everyone], size * (size + 1) // 2 - 1
+    if kind in ("all_reduce", "reduce", "broadcast"):
+        getattr(dist, kind)(*(x,) if kind == "all_reduce" else (x, root))
+        of = root if kind == "broadcast" else total
+        return x.equal(numbers(of, numel)) or (kind == "reduce" and rank != root)
+    if kind == "reduce_scatter":
+        dist.reduce_scatter(out, [x] * size)
+        return out.equal(numbers(total, numel))
+    if kind == "scatter":
+        dist.scatter(out, [numbers(r, numel) for r in everyone] if rank == root else None, root)
+        return out.equal(numbers(rank, numel))
+    if kind == "gather":
+        dist.gather(x, outs if rank == root else None, root)
+    elif kind == "all_gather":
+        dist.all_gather(outs, x)
+    else:
+        dist.all_to_all(outs, [x] * size)
+    right = all(out.equal(numbers(r, numel)) for r, out in enumerate(outs))
+    return right or (kind == "gather" and rank != root)
 
 
 def late(seed: int) -> None:
     rank, size = enter()
-    copy = prepared.memmove = slots.memmove = Dawdler()  # type: ignore[assignment]
+    copy = prepared.memmove = slots.memmove = Dawdler()  # type: ignore[assignment, attr-defined]
+    prepare = Reduction.prepare
+    Reduction.prepare = lambda self, *args: prepare(copy.combining(self), *args)  # type: ignore[method-assign]
     room = dist.group.WORLD._wire.slots.cached // 8  # type: ignore[union-attr]
     draw = random.Random(seed)  # the same on every rank
-    for turn in range(12):
+    for turn, kind in enumerate(draw.sample(KINDS, len(KINDS)) * 2):
         copy.late = turn % size == rank
-        numel = draw.choice((1, 100, room, 5 * room + 8, 7 * room // 2, 9 * room // 2 + 3))
-        kind = draw.choice(("all_reduce", "all_reduce", "broadcast", "all_gather", "all_to_all"))
-        x = numbers(rank, numel)
-        if kind == "all_reduce":
-            dist.all_reduce(x)
-            assert x.equal(numbers(size * (size + 1) // 2 - 1, numel)), (kind, numel)
-        elif kind == "broadcast":
-            dist.broadcast(x, numel % size)
-            assert x.equal(numbers(numel % size, numel)), (kind, numel)
-        else:
-            outs = [torch.zeros_like(x) for _ in range(size)]
-            if kind == "all_gather":
-                dist.all_gather(outs, x)
-            else:
-                dist.all_to_all(outs, [x] * size)
-            for other, out in enumerate(outs):
-                assert out.equal(numbers(other, numel)), (kind, numel)
+        for each in ("all_reduce", kind):  # long enough for a last round of half the length
+            numel = draw.choice((100, room, 7 * room // 2, 7 * room // 2, 9 * room // 2 + 3))
+            assert call(each, numel, turn % size), (each, numel, turn)
+        with pytest.raises(LayoutMismatch):
+            dist.all_reduce(torch.zeros(room if rank else 4 * room))
 
 
+@pytest.mark.gloo
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_late_ranks_still_find_what_was_written_for_them(size: int) -> None:
     env = {"SHOAL_SHM_MB": "0.5", "SHOAL_SHM_DIRECT_MB": "inf"}
     run_workers(size, late, size, env=env)
+
+
+def test_sources_are_copied_only_where_a_target_lies_over_one() -> None:
+    x = torch.arange(40, dtype=torch.uint8)
+    at = x.data_ptr()
+    shared, far = [(at, 10), (at, 10), (at + 5, 10)], [(at + 20, 10), (at + 30, 10)]
+    assert apart(shared, far) == (None, shared)
+    assert apart([(at, 0)], [(at, 10)]) == (None, [(at, 0)])
+    for target in ((at + 14, 3), (at, 1), (at + 2, 5), (at, 40)):
+        kept, told = apart(shared, [*far, target])
+        assert kept is not None
+        assert kept.tolist() == [*range(10), *range(10), *range(5, 15)]
+        assert told == [(kept.data_ptr() + begin, 10) for begin in (0, 10, 20)]

@@ -23,7 +23,7 @@ from shoal.axes.compression.sparse import (
 )
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
-from shoal.notation import typed
+from shoal.notation import is_number, typed
 
 START = 0.25  # density of the first rounds of a warm-up, and its ratio from each to the next
 
@@ -49,7 +49,7 @@ def dgc(
     """
     check_ratio("dgc", ratio)
     check_momentum("dgc", momentum)
-    _check("clip", clip, isinstance(clip, int | float) and clip > 0, "positive")
+    _check("clip", clip, is_number(clip) and clip > 0, "positive")
     _check("warmup", warmup, isinstance(warmup, int) and warmup >= 0, "a number of rounds")
 
     def init(value: Value) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,7 @@ class Job:
     most_seconds: float = 120.0
     most_steps: float = 3.0
     patience: float = 0.6
-    rates: tuple[str, ...] = ()
+    rates: tuple[str, str] | tuple[()] = ()
 
 
 class Race:
@@ -122,7 +122,7 @@ class Race:
     def train(self, name: str, goal: float | None) -> dict[str, Any]:
         """One contender, until it reaches the goal; without one, for the steps of the job."""
         trainer, smooth = self.trainer(name), Smooth()
-        self._have_links(-1)
+        self._have_links(training=True)
         last = self.job.steps if goal is None else round(self.job.steps * self.job.most_steps)
         seconds, steps = 0.0, 0
         device, before = sockets.device_nbytes(), sockets.counts()
@@ -138,15 +138,15 @@ class Race:
             curve.append((steps, seconds, smooth(steps, self._loss(trainer))))
         sent = mean(sockets.since(before) / max(1, steps))
         device_sent = mean((sockets.device_nbytes() - device) / max(1, steps))
-        self._have_links(0)
+        self._have_links(training=False)
         trainer.close()
         reached = goal is not None and reaches(curve[-1][2], goal)
         return {"curve": curve, "reached": reached, "nbytes": sent, "device_nbytes": device_sent}
 
-    def _have_links(self, which: int) -> None:
-        """Of the job's rates, if it has any."""
+    def _have_links(self, *, training: bool) -> None:
+        """As fast as the job has them then, if it says."""
         if self.job.rates:
-            ask_for_rate(self.job.rates[which], self.path)
+            ask_for_rate(self.job.rates[training], self.path)
 
     def _stride(self, name: str, steps: int) -> int:
         """Steps until the next look at the loss, at which all workers have one model."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.cores import usable_cores
 from shoal.errors import UnknownName, UsageError
 from shoal.runtime.launcher.interfaces import gloo_choice, is_local
 
@@ -61,7 +62,7 @@ class LaunchOptions:
 
 def most_workers() -> int:
     """Beyond this many on one machine, one has probably mistyped."""
-    return max(64, 16 * (os.cpu_count() or 1))
+    return max(64, 16 * usable_cores())
 
 
 def parse_workers(text: str) -> int:
@@ -95,8 +96,8 @@ def _check_workers(options: LaunchOptions) -> None:
         raise UsageError(f"-n {n}: at least one worker is needed")
     if n + options.servers > limit and not options.oversubscribe:
         raise UsageError(
-            f"-n {n}: this machine has {os.cpu_count()} cores, and more than {limit} workers on it "
-            f"only get in each other's way; use -n {os.cpu_count()}, or --oversubscribe to insist"
+            f"-n {n}: there are {usable_cores()} cores, and more than {limit} workers on them "
+            f"only get in each other's way; use -n {usable_cores()}, or --oversubscribe to insist"
         )
     if options.servers < 0:
         raise UsageError(f"servers={options.servers}: cannot be negative")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.cores import usable_cores
 from shoal.runtime.launcher import contract
 from shoal.runtime.launcher.interfaces import IFNAME, loopback_name
 from shoal.runtime.launcher.options import LaunchOptions
@@ -173,7 +174,7 @@ def asked(options: LaunchOptions) -> dict[str, str]:
 
 def defaults(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:
     """What is set only where the user has not."""
-    threads = max(1, (os.cpu_count() or 1) // (options.workers + options.servers))
+    threads = max(1, usable_cores() // (options.workers + options.servers))
     wanted = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     lo = loopback_name()
     if options.nodes == 1 and lo is not None:

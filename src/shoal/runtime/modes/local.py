@@ -43,7 +43,7 @@ class LocalMode:
         self.period = period
         self.steps = 0
         self.anchor = {name: p.detach().clone() for name, p in parameters.items()}
-        kept = {} if (momentum, rate) == (0, 1) else parameters  # or the mean change is the move
+        kept = {} if (momentum, rate) == (0, 1) else parameters  # then the mean is the move
         self.moves = {name: torch.zeros_like(p.detach()) for name, p in kept.items()}
 
     def opening(self) -> list[Asks]:

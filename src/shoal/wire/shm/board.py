@@ -1,8 +1,9 @@
 """Where the ranks of a host meet, without a common lock and without an atomic operation.
 
 A rank arrives at a meeting by counting its own word up, and waits until no other word is behind.
-Ranks are never more than one meeting apart, so what a rank wrote before one meeting may be read
-after it, until the next but one: titles are double, and used in turns.
+Ranks are never more than one meeting apart. What a rank wrote before one meeting is read after it,
+by everyone before he comes to the next; after that one it may be written over. Whatever is written
+before every meeting is double, therefore, and used in turns: titles here, slots elsewhere.
 
 After the first meeting of a collective everyone has read the title of everyone, so a rank that
 called something else is found before a byte of data moves.

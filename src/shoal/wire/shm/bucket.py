@@ -80,7 +80,7 @@ class Bucket:
     def _cut(self, span: Span) -> Sequence[tuple[Tensor, ...]]:
         width = span.dtype.itemsize
         share = fair_share(span.numel, self.size, width=width)
-        begin, end = share_of(self.rank, share, span.numel)
+        begin, end = share_of(self.rank, share, numel=span.numel)
         if begin == end:
             return ()
         start, stop = span.offset + begin * width, span.offset + end * width

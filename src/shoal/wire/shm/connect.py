@@ -86,7 +86,7 @@ def layout(size: int, limit_nbytes: int) -> Layout:
 def limit_nbytes() -> int:
     """The most that a segment may have: by option, and a quarter of the memory there is."""
     why = "must be a positive number of megabytes"
-    limit = megabytes(LIMIT, _LIMIT_MB, lambda found: 0 < found < math.inf, why)
+    limit = megabytes(LIMIT, _LIMIT_MB, valid=lambda found: 0 < found < math.inf, why=why)
     free = _available()
     return int(min(limit * 2**20, free / 4)) if free else int(limit * 2**20)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from shoal.errors import BadArgument
 
 
-def megabytes(variable: str, usual: float, valid: Callable[[float], bool], why: str) -> float:
+def megabytes(variable: str, usual: float, *, valid: Callable[[float], bool], why: str) -> float:
     """An option in megabytes.
 
     Args:

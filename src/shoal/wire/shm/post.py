@@ -137,19 +137,26 @@ class Post:
     def _complain(self) -> None:
         """Give up the messages whose other end has died, left or been silent for too long."""
         with self._lock:
-            if self._mail.progress():
+            waiting = list(self._mail.waiting())
+            failed = [(p, error) for verb, p in waiting if (error := self._fault(verb, p))]
+            if self._mail.progress() or not failed:  # some came before their other end left
                 return
-            for verb, parcel in list(self._mail.waiting()):
-                try:
-                    self.board.check(f"{verb} (tag {parcel.tag})", self._ends(parcel), parcel.end)
-                except FaultError as error:
-                    if self._mail.progress():  # it came after the last look, before its end left
-                        return
-                    if self._mail.begun(parcel):  # its other half would be taken for a message
-                        self.board.broke(error)
-                    self._mail.drop(parcel)
-                    if not parcel.is_completed():
-                        parcel.finish(error)
+            halved = next((error for p, error in failed if self._mail.begun(p)), None)
+            if halved is not None:  # the other half would be taken for a message of its own
+                self.board.broke(halved)
+                failed = [(parcel, halved) for _, parcel in waiting]
+            for parcel, error in failed:
+                self._mail.drop(parcel)
+                parcel.finish(error)
+
+    def _fault(self, verb: str, parcel: Parcel) -> FaultError | None:
+        """What has become of those a message waits for, if it waits in vain."""
+        ends = self._ends(parcel)
+        try:
+            self.board.check(f"{verb} (tag {parcel.tag})", ends, parcel.end)
+        except FaultError as error:
+            return error if self._ends(parcel) == ends else None  # or another may yet send it
+        return None
 
     def _ends(self, parcel: Parcel) -> list[int]:
         """Whom a message waits for; of several, those who are still there."""

@@ -10,8 +10,8 @@ combines 1/n of a round, which is less work and one more meeting:
 1. Write all pieces but one's own; meet. Combine one's own piece over all ranks, into one's slot.
 2. Meet again. Copy the others' pieces from their slots. By then the next round is written.
 
-A rank's piece has the same place in every round. So while others still copy it out of a slot, the
-rest of that slot, which they have combined, is written for the next round but one.
+A rank's piece has the same place in every round of a message. So while others still copy it out of
+a slot, the rest of that slot, which they have combined, is written for the next round but one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Preparing(Rounds):
         most = most // grain * grain
         share = fair_share(-(-numel // -(-numel // most)), self.size, width=width)
         cut = self._rounds(numel, share * self.size)
-        return [self._piece_round(flat[at : at + count], share, how) for at, count in cut]
+        return [self._piece_round(flat[at : at + count], how, share=share) for at, count in cut]
 
     def _whole_round(self, part: Tensor, how: Reduction) -> Round:
         if not part.numel():
@@ -111,10 +111,10 @@ class Preparing(Rounds):
         gives = ((self.slots.address(self.rank), part.data_ptr(), part.nbytes),)
         return Round(gives, how.prepare(part, self._sources(part, 0, own=self.size == 2)))
 
-    def _piece_round(self, part: Tensor, share: int, how: Reduction) -> Round:
+    def _piece_round(self, part: Tensor, how: Reduction, *, share: int) -> Round:
         width, base, slots = part.element_size(), part.data_ptr(), self.slots
         own = slots.address(self.rank)
-        shares = [share_of(rank, share, part.numel()) for rank in range(self.size)]
+        shares = [share_of(rank, share, numel=part.numel()) for rank in range(self.size)]
         begin, end = shares[self.rank]
         after = end * width
         parts = (own, base, begin * width), (own + after, base + after, part.nbytes - after)

@@ -79,7 +79,7 @@ def least_nbytes() -> int:
         BadArgument: the option is no number of megabytes.
     """
     why = "must be a number of megabytes, 0 or more, or inf"
-    least = megabytes(LEAST, _LEAST_MB, lambda found: found >= 0, why)
+    least = megabytes(LEAST, _LEAST_MB, valid=lambda found: found >= 0, why=why)
     return int(min(least * 2**20, NEVER))
 
 

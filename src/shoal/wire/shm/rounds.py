@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ctypes import memmove
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ def apart(
     sources: Sequence[Extent], targets: Sequence[Extent]
 ) -> tuple[Tensor | None, Sequence[Extent]]:
     """Memory to keep, and sources that others may read while targets are written."""
-    spans = sorted((a, a + nbytes) for a, nbytes in (*sources, *targets) if nbytes)
-    if not any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+    if not _overlap(sources, targets):
         return None, sources
     room = torch.empty(sum(nbytes for _, nbytes in sources), dtype=torch.uint8)
     copies, address = [], room.data_ptr()
@@ -35,6 +33,17 @@ def apart(
         copies.append((address, nbytes))
         address += nbytes
     return room, copies
+
+
+def _overlap(sources: Sequence[Extent], targets: Sequence[Extent]) -> bool:
+    """Whether any source shares memory with any target; sources may with each other."""
+    spans = [(a, a + n, kind) for kind, them in enumerate((sources, targets)) for a, n in them if n]
+    ends = [0, 0]  # of the sources met so far, and of the targets
+    for begin, end, kind in sorted(spans):
+        if begin < ends[1 - kind]:
+            return True
+        ends[kind] = max(ends[kind], end)
+    return False
 
 
 class Rounds:

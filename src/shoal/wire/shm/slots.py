@@ -99,10 +99,10 @@ def fair_share(numel: int, ranks: int, *, width: int) -> int:
     return -(-numel // ranks // grain) * grain
 
 
-def share_of(rank: int, share: int, numel: int) -> tuple[int, int]:
+def share_of(rank: int, share: int, *, numel: int) -> tuple[int, int]:
     """From where to where a rank combines, when each does as much as there is, up to its share.
 
-    >>> [share_of(rank, 16, 40) for rank in range(3)]
+    >>> [share_of(rank, 16, numel=40) for rank in range(3)]
     [(0, 16), (16, 32), (32, 40)]
     """
     return min(rank * share, numel), min((rank + 1) * share, numel)
