@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,20 +115,27 @@ def test_forked_and_spawned_processes_meet(method: str) -> None:
 
 
 def inherited() -> int:
-    enter()
-    dist.all_reduce(torch.ones(1))
+    rank, _ = enter()
+    x = torch.ones(1)
+    dist.all_reduce(x)
     child = os.fork()
     if child == 0:
-        try:
-            dist.all_reduce(torch.ones(1))
-        except ValueError as error:
-            os._exit(7 if "fork" in str(error) else 8)
-        os._exit(9)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        refused = 0
+        for call in (dist.all_reduce, partial(dist.isend, dst=1 - rank), dist.irecv):
+            try:
+                call(x)
+            except ValueError as error:
+                refused += "fork" in str(error)
+        dist.destroy_process_group()  # its own view of it
+        os._exit(refused)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    dist.all_reduce(x)
+    assert x.eq(4).all()
+    return code
 
 
-def test_a_forked_child_cannot_use_its_parents_group() -> None:
-    assert run_workers(2, inherited) == [7, 7]
+def test_a_forked_child_can_neither_use_nor_end_its_parents_group() -> None:
+    assert run_workers(2, inherited) == [3, 3]
 
 
 ALONE = """

@@ -77,8 +77,8 @@ def layout(size: int, limit_nbytes: int) -> Layout:
         slot, cell = slot // 2, max(cell // 2, ALIGN)
         if slot < 32 * ALIGN * size:
             raise BadArgument(
-                f"{LIMIT}={limit_nbytes / 2**20:g}",
-                f"too small for {size} ranks, which need {found.nbytes / 2**20:.1f} MB or more",
+                f"{LIMIT}={limit_nbytes / 2**20:.3g}",
+                f"too small for {size} ranks, which need {found.nbytes / 2**20:.2g} MB or more",
             )
     return found
 
@@ -126,20 +126,20 @@ class Room(NamedTuple):
 def connect(meeting: Meeting) -> Room:
     """Find the ranks that share memory with this one, and share a segment with them."""
     store, rank, size = meeting.store, meeting.rank, len(meeting.names)
-    me, token = myself(), Token()
+    me, token, limit = myself(), Token(), limit_nbytes()
     store.set(f"peer/{rank}", json.dumps([host_key(), *me, token.card, least_nbytes()]))
     cards = [json.loads(card) for card in read_all(store, [f"peer/{r}" for r in range(size)])]
     keys = [card[0] for card in cards]
     near = [r for r in range(size) if keys[r] == keys[rank]]
     reads = all(finds(cards[r][1], cards[r][3]) for r in near if r != rank)
-    plan = layout(len(near), limit_nbytes()) if near[0] == rank else None
-    segment, plan = _share(store, rank, near, plan, reached=_READS if reads else _MAPPED)
+    wanted = layout(len(near), limit)
+    segment, plan = _share(store, rank, near, wanted, reached=_READS if reads else _MAPPED)
     reach = [answer.decode() for answer in read_all(store, [f"mapped/{r}" for r in range(size)])]
     del token  # everyone has tried
     nodes = _nodes(keys, [answer != _UNMAPPED for answer in reach])
     mine = next(node for node in nodes if rank in node)
     if segment is None:
-        plan = layout(1, limit_nbytes())
+        plan = layout(1, limit)
         segment = _alone(plan)
     plan = plan._replace(size=len(mine))
     peers = [Peer(cards[r][1], cards[r][2]) for r in mine]
@@ -151,10 +151,14 @@ def connect(meeting: Meeting) -> Room:
 
 
 def _share(
-    store: Store, rank: int, near: Sequence[int], plan: Layout | None, *, reached: str
+    store: Store, rank: int, near: Sequence[int], plan: Layout, *, reached: str
 ) -> tuple[Segment | None, Layout]:
-    """Make the segment, or map it, and say that it is ``reached``; None where it cannot be."""
-    if plan is not None:
+    """Make the segment, or map it, and say that it is ``reached``; None where it cannot be.
+
+    The first of those who are near makes it, as it has planned; all have planned, so that one who
+    cannot does not leave the others waiting.
+    """
+    if near[0] == rank:
         offer = segments.make(plan.nbytes)
         try:
             segment = segments.map_own(offer)

@@ -30,32 +30,34 @@ class Copying(Rounds):
         self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
         """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
+        given = targets or ()
+        others = [(target, nbytes) for rank, target in enumerate(given) if rank != self.rank]
+        kept, [(source, _)] = apart([(source, nbytes)], others)
         if self.size == 2 and nbytes >= self._read.least_nbytes:  # to read many copies costs more
-            self._read_each(title, source, nbytes=nbytes, targets=targets or ())
-            return
+            self._read_each(title, source, nbytes=nbytes, targets=given)
+        else:
+            self._copy_each(title, source, nbytes=nbytes, targets=given)
+        if given and given[self.rank] != source:
+            memmove(given[self.rank], source, nbytes)
+        del kept  # nobody reads it any more
+
+    def _copy_each(self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int]) -> None:
         for start, count in self._rounds(nbytes, self.slots.cached):
             self.slots.put(0, source + start, count)
             self._meet(start, title)
-            for rank, target in enumerate(targets or ()):
+            for rank, target in enumerate(targets):
                 if rank != self.rank:
                     self.slots.get(rank, 0, target=target + start, nbytes=count)
-        if targets and targets[self.rank] != source:
-            memmove(targets[self.rank], source, nbytes)
 
     def _read_each(self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int]) -> None:
-        others = [(target, nbytes) for rank, target in enumerate(targets) if rank != self.rank]
-        kept, [(told, _)] = apart([(source, nbytes)], others)
         self.slots.next()
-        self.slots.tell([told])
+        self.slots.tell([source])
         self.board.begin(title)
         for rank, target in enumerate(targets):
             if rank != self.rank:
                 (there,) = self.slots.integers(rank, 1)
                 self._read(rank, there, target=target, nbytes=nbytes)
-            elif target != told:
-                memmove(target, told, nbytes)
         self.board.meet()
-        del kept  # nobody reads it any more
 
     def scatter(
         self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int

@@ -1,4 +1,8 @@
-"""Tensors as the backend moves them: flat, contiguous, detached, on the CPU."""
+"""Tensors as the backend moves them: flat, contiguous, detached, on the CPU.
+
+Those made in inference mode may be written to in that mode only, which a thread that works in the
+background is not in; it is given ordinary tensors of the same memory.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from shoal.errors import BadArgument
 
@@ -24,12 +29,16 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
             'the shoal backend moves dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
         )
     plainly = tensor.stride() == _FLAT and not tensor.requires_grad
-    if plainly and not tensor.is_complex() and not tensor.is_neg():
+    if plainly and not (tensor.is_complex() or tensor.is_neg() or tensor.is_inference()):
         return tensor
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    return plain.contiguous().view(-1)
+    flat = plain.contiguous().view(-1)
+    if flat.is_inference():
+        with torch.inference_mode(False):
+            return from_dlpack(flat.view(torch.uint8)).view(flat.dtype)
+    return flat
 
 
 def writable(tensor: Tensor, call: str) -> Tensor:
@@ -52,7 +61,8 @@ def restore(tensor: Tensor, flat: Tensor) -> None:
     if flat is tensor:
         return
     if flat.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
-        tensor.detach().copy_(flat.view(tensor.shape))
+        with torch.inference_mode(tensor.is_inference()):
+            tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def same(tensors: Sequence[Tensor], like: Tensor, *, numel: int, call: str) -> None:

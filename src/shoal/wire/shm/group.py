@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.errors import BadArgument
 from shoal.wire.shm.bucket import make_bucket
 from shoal.wire.shm.connect import Meeting
 from shoal.wire.shm.flat import flatten, restore, writable
@@ -24,6 +25,7 @@ class Messages(Base):
 
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
         """Begin to send a tensor to a rank."""
+        self._require_other(dstRank, "send to")
         return self._post.send(flatten(tensors[0], "send"), dstRank, tag=tag)
 
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:
@@ -35,8 +37,14 @@ class Messages(Base):
         return self._receive(tensors[0], None, tag)
 
     def _receive(self, tensor: Tensor, peer: int | None, tag: int) -> Work:
+        self._require_other(peer, "receive from")
         flat = writable(tensor, "recv")
         return self._post.receive(flat, peer, tag=tag, finally_=lambda: restore(tensor, flat))
+
+    def _require_other(self, peer: int | None, what: str) -> None:
+        self._require_open()
+        if peer == self.rank():
+            raise BadArgument(f"{what} rank {peer}", "that is this rank itself; copy the tensor")
 
 
 class ShoalGroup(Reducing, Gathering, Scattering, Messages):

@@ -99,13 +99,15 @@ class Scattering(Base):
         """One rank's tensors, on every rank."""
         wanted = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
-        flats = [flatten(tensor, "broadcast") for tensor in wanted]
+        read = flatten if self.rank() == root else writable
+        flats = [read(tensor, "broadcast") for tensor in wanted]
         names = [title(f"broadcast from {root}", flat.dtype, flat.numel()) for flat in flats]
 
         def task() -> None:
             for name, tensor, flat in zip(names, wanted, flats, strict=True):
                 self._wire.broadcast(name, flat.data_ptr(), flat.nbytes, root=root)
-                restore(tensor, flat)
+                if self.rank() != root:
+                    restore(tensor, flat)
 
         return self._do(task, wanted, None if isinstance(opts, int) else opts)
 

@@ -31,9 +31,7 @@ class Parting(Rounds):
         """
         head = -(-24 * self.size // ALIGN) * ALIGN
         share = self.slots.share(self.size, head)
-        kept = None
-        if any(self._is_long(nbytes) for _, nbytes in sources):
-            kept, sources = apart(sources, targets)
+        kept, sources = apart(sources, targets)
         tables: list[list[int]] = []
         start, longest = 0, 1
         while start < longest:

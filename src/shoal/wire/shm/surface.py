@@ -53,13 +53,20 @@ class Base(Identity):
         self._wire, self._post, self._board = place.wire, place.post, place.wire.board
         self._order = 0
         self._lane = Lane(self._board)
-        self._end = weakref.finalize(self, _close, self._lane, self._post, self._board)
+        parts = self._lane, self._post, self._board
+        self._end = weakref.finalize(self, _close, self._pid, *parts)
         self._end.atexit = False
 
     def _do(
         self, task: Callable[[], None], outputs: Sequence[Tensor], opts: Options = None
     ) -> Work:
         """Have a collective done, in the order of calls; now, unless it may be waited for later."""
+        self._require_open()
+        self._order += 1
+        return self._lane.do(task, outputs, background=getattr(opts, "asyncOp", True))
+
+    def _require_open(self) -> None:
+        """Raise if the group is another process's, or has been destroyed."""
         if self._pid != os.getpid():
             raise UsageError(
                 f"this group belongs to process {self._pid}, of which process {os.getpid()} is a "
@@ -67,8 +74,6 @@ class Base(Identity):
             )
         if self._lane.stopped:
             raise UsageError(f"group {self.group_name!r} has been destroyed; make a new one")
-        self._order += 1
-        return self._lane.do(task, outputs, background=getattr(opts, "asyncOp", True))
 
     def get_group_store(self) -> Store:
         """The store the group was made with."""
@@ -103,11 +108,14 @@ class Base(Identity):
 
     def abort(self) -> None:
         """Give up at once: the others are told, and so is whoever waits here."""
-        self._board.fail(PeerLost("the group was aborted"))
+        if self._pid == os.getpid():
+            self._board.fail(PeerLost("the group was aborted"))
         self._end()
 
 
-def _close(lane: Lane, post: Any, board: Any) -> None:
+def _close(pid: int, lane: Lane, post: Any, board: Any) -> None:
+    if pid != os.getpid():  # a fork has neither the threads, nor a part in the group
+        return
     lane.stop()
     post.stop()
     board.leave()
