@@ -15,10 +15,10 @@ from shoal.bench.exchange.contenders import (
     CARRIED_ON,
     DDP,
     EXACT,
+    OFTENER,
     OUR_POWERSGD,
     RANK,
     SELDOM,
-    SELDOM_POWERSGD,
     TOPK,
 )
 from shoal.bench.form import Bar, Result
@@ -38,14 +38,18 @@ def dense(nbytes: float) -> Formula:
     return lambda shapes, n: 2 * (n - 1) / n * nbytes * entries(shapes)
 
 
-def low_rank(shapes: Shapes, n: int) -> float:
-    """``rank * (rows + columns)`` numbers of a matrix; what would not shrink goes as it is."""
-    numbers = 0
-    for shape in shapes:
-        rows, columns = shape[0], math.prod(shape[1:])
-        thin = RANK * (rows + columns) if len(shape) > 1 else math.inf
-        numbers += int(min(thin, math.prod(shape)))
-    return 2 * (n - 1) / n * 4 * numbers
+def low_rank(kept: int) -> Formula:
+    """``kept * (rows + columns)`` numbers of a matrix; what would not shrink goes as it is."""
+
+    def formula(shapes: Shapes, n: int) -> float:
+        numbers = 0
+        for shape in shapes:
+            rows, columns = shape[0], math.prod(shape[1:])
+            thin = kept * (rows + columns) if len(shape) > 1 else math.inf
+            numbers += int(min(thin, math.prod(shape)))
+        return 2 * (n - 1) / n * 4 * numbers
+
+    return formula
 
 
 def sparse(ratio: float) -> Formula:
@@ -116,12 +120,12 @@ BATCH, LONG_ROW = 32, 64  # of the workload "mlp"; of onebit's columns
 FORMULAS: Mapping[str, Formula] = {
     DDP: dense(4),
     EXACT: dense(4),
-    OUR_POWERSGD: low_rank,
+    OUR_POWERSGD: low_rank(RANK),
     TOPK: sparse(0.01),
     "all_reduce, local(8), fifo, exact": every(8, dense(4)),
-    SELDOM: every(28, dense(2)),
-    CARRIED_ON: every(9, low_rank),
-    SELDOM_POWERSGD: every(10, low_rank),
+    SELDOM: every(28, low_rank(32)),
+    OFTENER: every(10, low_rank(16)),
+    CARRIED_ON: every(9, low_rank(RANK)),
     **{
         f"all_reduce, bsp, wfbp, {compressor}": formula
         for compressor, formula in {
