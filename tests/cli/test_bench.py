@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,20 @@ def test_list_shows_every_suite_with_its_line_and_runs_none() -> None:
 def test_the_exit_code_tells_the_verdict(suite: str, code: int) -> None:
     assert shoal(suite).exit_code == code
     assert len(ran) == 1
+
+
+def test_a_log_has_a_line_for_whatever_is_being_measured() -> None:
+    done = shoal("good")
+    assert "0:00 good (1 of 2)" in done.stderr
+    assert "1 of 2" not in done.stdout
+
+
+def test_a_long_case_stands_on_one_line_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = replace(GOOD, case="mlp, 1gbit, 3 seeds: all_reduce, bsp, wfbp, error_feedback(x)")
+    monkeypatch.setattr(benchmarks, "SUITES", (_suite("long", long),))
+    assert long.case in shoal("long").stdout
 
 
 def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -27,8 +28,8 @@ if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it
     from shoal.bench.form import Report, Result
     from shoal.bench.suites import Progress, Suite
 
-_CASE = 24  # columns of a case's name, so that a table fits a terminal of 80
-_WIDE = 120  # columns of a file or pipe, which wraps nothing
+_CASE, _NUMBERS = 24, 64  # columns of a case's name, at least, and of what stands beside it
+_WIDE = 160  # columns of a file or pipe, which wraps nothing
 _INTERRUPTED = 130
 
 
@@ -129,7 +130,10 @@ def draw(console: Console, suite: Suite, report: Report, target: Path) -> None:
 
 @contextmanager
 def watched(console: Console) -> Iterator[Progress]:
-    """A live line that says what is being measured and how far it is."""
+    """A live line that says what is being measured and how far it is; in a log, a line for each."""
+    if not console.is_terminal:
+        yield in_lines(console)
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
@@ -139,6 +143,21 @@ def watched(console: Console) -> Iterator[Progress]:
         yield lambda what, done, total: bars.update(
             line, description=what, completed=done, total=total
         )
+
+
+def in_lines(console: Console) -> Progress:
+    """Progress for a log: what is being measured, when that is something else than before."""
+    begin, last = time.monotonic(), ""
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if what != last:
+            last = what
+            minutes, seconds = divmod(round(time.monotonic() - begin), 60)
+            line = f"{minutes}:{seconds:02} {what} ({done} of {total})"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    return tell
 
 
 def listing(suites: tuple[Suite, ...]) -> Table:
@@ -154,7 +173,8 @@ def listing(suites: tuple[Suite, ...]) -> Table:
 def show(console: Console, report: Report) -> None:
     """A table for each metric and peer; then where and with what they were measured."""
     head, machine = report.header, report.header.machine
-    width = min(_CASE, max((len(result.case) for result in report.results), default=0))
+    longest = max((len(result.case) for result in report.results), default=0)
+    width = min(longest, max(_CASE, console.width - _NUMBERS))
     for title, results in groupby(report.results, heading):
         console.print(title, style="bold", markup=False, highlight=False)
         console.print(tabled(results, width))
