@@ -108,6 +108,19 @@ def test_small_neighbours_share_a_slice() -> None:
     assert [[piece.layer for piece in task.slices] for task in plan] == [[5, 4, 3, 2], [1, 0]]
 
 
+def test_a_bias_rides_with_the_matrix_that_just_fills_a_message() -> None:
+    layers = [Layer(f"{kind}{n}", size) for n in range(4) for kind, size in (("w", 64), ("b", 4))]
+    plan = priority(64).plan(layers, free)
+    assert len(plan) == 4
+    assert all(task.nbytes <= 64 + 64 // 16 for task in plan)
+    assert sorted(s.layer for task in plan for s in task.slices) == list(range(8))
+
+
+def test_what_is_longer_than_a_message_by_less_than_another_is_not_cut() -> None:
+    assert len(priority(64).plan([Layer("a", 68)], free)) == 1
+    assert len(priority(64).plan([Layer("a", 69)], free)) == 2
+
+
 @pytest.mark.parametrize("credit", [8, -1, 0.5, True])
 def test_a_credit_of_less_than_a_slice_is_refused(credit: float) -> None:
     with pytest.raises(BadArgument):

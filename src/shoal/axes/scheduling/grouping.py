@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from shoal.axes.scheduling.schedule import Event, Layer, Slice, Task
 
 GRAIN = 16  # bytes: cuts fall between whole numbers of every type
+SPARE = 16  # a message may be longer by one part in so many
 
 
 def whole(layers: Sequence[Layer], index: int) -> Slice:
@@ -46,10 +47,12 @@ def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
 def blocks(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
     """Messages of about ``size`` bytes, from the last layer to the first.
 
-    Small neighbours are fused, up to ``size``; a layer that is larger is cut, on its own.
+    Small neighbours are fused, up to ``size`` and a sixteenth: a bias beside a matrix of just
+    ``size`` bytes would cost a message of its own. A layer that is larger is cut, on its own.
     """
-    for group in fill(layers, size):
-        if layers[group[0]].nbytes > size:
+    most = size + size // SPARE
+    for group in fill(layers, most):
+        if layers[group[0]].nbytes > most:
             yield from ((piece,) for piece in cut(layers, group[0], size))
         else:
             yield tuple(whole(layers, index) for index in group)
