@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +12,7 @@ from shm_worlds import enter
 
 from shoal.errors import BadArgument
 from shoal.testing.processes import outcomes, run_workers
+from shoal.wire.shm.group import allocate
 
 pytestmark = pytest.mark.gloo
 
@@ -54,6 +58,40 @@ def test_tensors_of_inference_mode_are_written_in_the_background() -> None:
     run_workers(2, in_inference_mode)
 
 
+def kept_from_inference_mode() -> None:
+    rank, size = enter()
+    bucket = allocate(1000, torch.float32)
+    out, parts = torch.zeros(65536), [torch.ones(65536) for _ in range(size)]
+    for mode in (True, False):  # what is worked out in the first is used in the second
+        with torch.inference_mode(mode):
+            bucket.fill_(rank + 1.0)
+            dist.all_reduce(bucket)
+            dist.reduce_scatter(out, parts)
+        assert bucket.eq(sum(range(1, size + 1))).all()
+        assert out.eq(size).all()
+    x = torch.ones(1 << 18)
+    dist.all_reduce(x)  # in pieces, each where a part of the reduce_scatter was
+    assert x.eq(size).all()
+
+
+def test_what_inference_mode_had_made_is_used_outside_of_it() -> None:
+    run_workers(4, kept_from_inference_mode)
+
+
+def one_row() -> None:
+    rank, _ = enter()
+    x = torch.from_numpy(np.full(5, float(rank))[None])  # strides (0, 1), and nothing is shared
+    assert x.stride(0) == 0
+    dist.broadcast(x, 1)
+    assert x.eq(1).all()
+    dist.all_reduce(x)
+    assert x.eq(2).all()
+
+
+def test_a_row_of_numpy_is_a_tensor_like_others() -> None:
+    run_workers(2, one_row)
+
+
 def expanded() -> str:
     rank, _ = enter()
     row = torch.arange(3.0).expand(4, 3)
@@ -90,3 +128,14 @@ def test_every_rank_is_told_of_a_limit_that_will_not_do(limit: str) -> None:
     for each in outcomes(2, too_little, env={"SHOAL_SHM_MB": limit}, seconds=20):
         assert f"SHOAL_SHM_MB={limit}" in (each.error or "")
         assert "need 0.0 " not in (each.error or "")
+
+
+def one_has_little() -> None:
+    if os.environ["RANK"] == "1":
+        os.environ["SHOAL_SHM_MB"] = "0.01"
+    enter(30)
+
+
+def test_a_limit_of_one_rank_that_will_not_do_is_told_on_all() -> None:
+    for each in outcomes(3, one_has_little, seconds=20):
+        assert "SHOAL_SHM_MB=0.01" in (each.error or "")

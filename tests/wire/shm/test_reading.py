@@ -178,6 +178,53 @@ def test_a_message_whose_sender_gave_up_is_not_taken() -> None:
     assert "rank 0 gave up: send" in run_workers(2, withdrawn)[1]
 
 
+def overtaken() -> str:
+    rank, _ = enter(1.0)
+    x = torch.ones(LETTER)
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(ExchangeTimeout):
+            dist.send(x, 1, tag=1)
+        time.sleep(2)
+        return ""
+    time.sleep(2)
+    with pytest.raises(FaultError) as caught:  # one that is in the way can no longer be read
+        dist.recv(torch.zeros(3), 0, tag=2)
+    return str(caught.value)
+
+
+@pytest.mark.gloo
+def test_a_message_that_was_given_up_is_not_in_the_way_of_another_for_ever() -> None:
+    assert "rank 0 gave up: send" in run_workers(2, overtaken, seconds=30)[1]
+
+
+def one_of_many_is_gone() -> list[int]:
+    rank, _ = enter(20.0)
+    if rank == 0:
+        dist.isend(torch.ones(LETTER), 1)
+        dist.barrier()
+        os._exit(0)
+    dist.barrier()
+    if rank == 2:
+        time.sleep(2)
+        for tag in (0, 0, 1):
+            dist.send(torch.full((LETTER,), 2.0), 1, tag=tag)
+        return []
+    time.sleep(1)
+    x, found = torch.zeros(LETTER), []
+    for tag in (1, 0, 0):
+        found.append(dist.recv(x.zero_(), tag=tag))
+        assert x.eq(2).all()
+    return found
+
+
+@pytest.mark.gloo
+def test_who_takes_what_anyone_sends_goes_on_when_one_has_died() -> None:
+    _, second, third = outcomes(3, one_of_many_is_gone, seconds=45)
+    assert (second.error, third.error) == (None, None)
+    assert second.value == [2, 2, 2]
+
+
 def killed() -> str:
     rank, _ = enter(20.0)
     x = torch.ones(LETTER)

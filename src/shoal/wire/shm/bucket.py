@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from shoal.wire.shm import segment as segments
+from shoal.wire.shm.flat import ordinary
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.segment import Segment
 from shoal.wire.shm.slots import fair_share, share_of
@@ -44,8 +45,9 @@ class Bucket:
     """
 
     def __init__(self, segment: Segment, part_nbytes: int, *, rank: int, size: int) -> None:
-        whole = torch.frombuffer(segment.memory, dtype=torch.uint8)
-        self._parts = [whole[r * part_nbytes : (r + 1) * part_nbytes] for r in range(size)]
+        with ordinary():
+            whole = torch.frombuffer(segment.memory, dtype=torch.uint8)
+            self._parts = [whole[r * part_nbytes : (r + 1) * part_nbytes] for r in range(size)]
         self.rank, self.size = rank, size
         self.begin = segment.address + rank * part_nbytes
         self.end = self.begin + part_nbytes
@@ -53,7 +55,8 @@ class Bucket:
 
     def tensor(self, numel: int, dtype: torch.dtype) -> Tensor:
         """This rank's tensor."""
-        return self._parts[self.rank][: numel * dtype.itemsize].view(dtype)
+        with ordinary():
+            return self._parts[self.rank][: numel * dtype.itemsize].view(dtype)
 
     def span(self, flat: Tensor) -> Span | None:
         """Where a tensor lies, if it lies in this rank's part."""
@@ -74,7 +77,8 @@ class Bucket:
         if found is None:
             if len(self._blocks) >= _SPANS:
                 self._blocks.clear()
-            found = self._blocks[span] = list(self._cut(span))
+            with ordinary():
+                found = self._blocks[span] = list(self._cut(span))
         return found
 
     def _cut(self, span: Span) -> Sequence[tuple[Tensor, ...]]:

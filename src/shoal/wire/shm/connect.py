@@ -127,12 +127,12 @@ def connect(meeting: Meeting) -> Room:
     """Find the ranks that share memory with this one, and share a segment with them."""
     store, rank, size = meeting.store, meeting.rank, len(meeting.names)
     me, token, limit = myself(), Token(), limit_nbytes()
-    store.set(f"peer/{rank}", json.dumps([host_key(), *me, token.card, least_nbytes()]))
+    store.set(f"peer/{rank}", json.dumps([host_key(), *me, token.card, least_nbytes(), limit]))
     cards = [json.loads(card) for card in read_all(store, [f"peer/{r}" for r in range(size)])]
     keys = [card[0] for card in cards]
     near = [r for r in range(size) if keys[r] == keys[rank]]
     reads = all(finds(cards[r][1], cards[r][3]) for r in near if r != rank)
-    wanted = layout(len(near), limit)
+    wanted = layout(len(near), min(cards[r][5] for r in near))
     segment, plan = _share(store, rank, near, wanted, reached=_READS if reads else _MAPPED)
     reach = [answer.decode() for answer in read_all(store, [f"mapped/{r}" for r in range(size)])]
     del token  # everyone has tried
@@ -155,8 +155,8 @@ def _share(
 ) -> tuple[Segment | None, Layout]:
     """Make the segment, or map it, and say that it is ``reached``; None where it cannot be.
 
-    The first of those who are near makes it, as it has planned; all have planned, so that one who
-    cannot does not leave the others waiting.
+    The first of those who are near makes it, as all have planned by the same limit: if it will not
+    do, it is told on every rank, and nobody waits for another.
     """
     if near[0] == rank:
         offer = segments.make(plan.nbytes)

@@ -17,6 +17,11 @@ from shoal.errors import BadArgument
 _FLAT = (1,)  # one dimension, side by side
 
 
+def ordinary() -> torch.inference_mode:
+    """Inside, views are ordinary ones even in inference mode: they may be kept for later."""
+    return torch.inference_mode(False)
+
+
 def flatten(tensor: Tensor, call: str) -> Tensor:
     """A flat contiguous form: the same memory where the tensor has such, else a copy.
 
@@ -36,7 +41,7 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
         plain = plain.resolve_conj().resolve_neg()
     flat = plain.contiguous().view(-1)
     if flat.is_inference():
-        with torch.inference_mode(False):
+        with ordinary():
             return from_dlpack(flat.view(torch.uint8)).view(flat.dtype)
     return flat
 
@@ -48,12 +53,18 @@ def writable(tensor: Tensor, call: str) -> Tensor:
         BadArgument: some of its numbers share their memory.
     """
     flat = flatten(tensor, call)
-    if flat is not tensor and tensor.numel() > 1 and 0 in tensor.stride():
+    if flat is not tensor and _repeats(tensor):
         raise BadArgument(
             f"{call} into a tensor of {tuple(tensor.shape)} and strides {tensor.stride()}",
             "its numbers share memory; give a clone",
         )
     return flat
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether several of its numbers are the same memory."""
+    extents = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in extents)
 
 
 def restore(tensor: Tensor, flat: Tensor) -> None:

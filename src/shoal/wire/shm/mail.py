@@ -3,27 +3,22 @@
 A message that nobody has asked for stays with its sender, unless it is in the way of one that
 somebody has: then it is kept aside. Messages of one sender and tag arrive in the order sent.
 
-A long message does not go through its ring if the receiver can read it where it lies (``reading``):
-the ring only says where, and the message is sent when it has been read. A very long one does, where
-there are as many cores as ranks: then one end writes while the other reads.
+A message that lies with its sender (``sending``) may no longer be readable, for the sender is gone
+or has given up. Nothing behind it can be had either: that rank is lost to this one.
 """
 
 from __future__ import annotations
 
-import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
 from ctypes import memmove
 
 import torch
 
-from shoal.cores import usable_cores
 from shoal.errors import FaultError
 from shoal.wire.shm.parcel import Parcel
 from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.ring import Cell, Ring
-
-_PIPED_NBYTES = 2 << 20  # from here on a ring is faster, if each end has a core of its own
+from shoal.wire.shm.sending import Sending
 
 
 class Mail:
@@ -38,18 +33,16 @@ class Mail:
     def __init__(
         self, outward: Sequence[Ring | None], inward: Sequence[Ring | None], reader: Reader
     ) -> None:
-        self._out, self._in, self._read = tuple(outward), tuple(inward), reader
-        crowded = len(self._out) > usable_cores()
-        self._most_nbytes = sys.maxsize if crowded else _PIPED_NBYTES
-        self._leaving: dict[int, deque[Parcel]] = {}
-        self._offered: dict[int, deque[tuple[int, Parcel]]] = {}  # with the number of the cell
+        self._in, self._read = tuple(inward), reader
+        self._sending = Sending(outward, reader.least_nbytes)
+        self._lost: set[int] = set()  # from whom nothing can be had any more
         self._awaited: list[Parcel] = []
         self._taking: dict[int, Parcel] = {}  # by source: the message whose cells are coming
         self._aside: list[tuple[int, Parcel]] = []
 
     def send(self, parcel: Parcel, peer: int) -> None:
         """Begin to send."""
-        self._leaving.setdefault(peer, deque()).append(parcel)
+        self._sending.add(parcel, peer)
         self.progress()
 
     def expect(self, parcel: Parcel) -> tuple[int, Parcel] | None:
@@ -63,14 +56,11 @@ class Mail:
 
     def idle(self) -> bool:
         """Whether nothing is under way."""
-        return not (self._awaited or self._leaving or self._offered or self._taking)
+        return self._sending.idle() and not (self._awaited or self._taking)
 
     def waiting(self) -> Iterator[tuple[str, Parcel]]:
         """All that is under way, and what is done with it."""
-        for parcels in list(self._leaving.values()):
-            yield from (("send", parcel) for parcel in list(parcels))
-        for offers in list(self._offered.values()):
-            yield from (("send", parcel) for _, parcel in list(offers))
+        yield from (("send", parcel) for parcel in self._sending.waiting())
         yield from (("receive", parcel) for parcel in (*self._awaited, *self._taking.values()))
 
     def begun(self, parcel: Parcel) -> bool:
@@ -81,55 +71,16 @@ class Mail:
         """Have no more to do with a message."""
         self._awaited = [p for p in self._awaited if p is not parcel]
         self._taking = {s: p for s, p in self._taking.items() if p is not parcel}
-        for waiting in self._leaving.values():
-            if parcel in waiting:
-                waiting.remove(parcel)
-        for peer, offers in self._offered.items():
-            self._offered[peer] = deque(offer for offer in offers if offer[1] is not parcel)
+        self._sending.drop(parcel)
 
     def progress(self) -> bool:
         """Move every message as far as it goes; whether any moved."""
-        moved = False
-        for peer in list(self._offered):
-            moved |= self._settle(peer)
-        for peer in list(self._leaving):
-            moved |= self._push(peer)
+        moved = self._sending.progress()
         for source, ring in enumerate(self._in):
-            if ring is not None and (self._awaited or source in self._taking):
-                moved |= self._pull(source, ring)
-        return moved
-
-    def _push(self, peer: int) -> bool:
-        ring, waiting, moved = self._out[peer], self._leaving[peer], False
-        while waiting and ring is not None:
-            parcel = waiting[0]
-            if self._read.least_nbytes <= parcel.nbytes <= self._most_nbytes:
-                number = ring.offer(parcel.tag, address=parcel.address, nbytes=parcel.nbytes)
-                if number is None:
-                    return moved
-                parcel.start, moved = parcel.nbytes, True
-                self._offered.setdefault(peer, deque()).append((number, waiting.popleft()))
+            if ring is None or source in self._lost:
                 continue
-            start = ring.write(
-                parcel.tag, address=parcel.address, nbytes=parcel.nbytes, start=parcel.start
-            )
-            moved |= start != parcel.start
-            parcel.start = start
-            if start < max(parcel.nbytes, 1):
-                return moved
-            waiting.popleft()
-            parcel.finish()
-        del self._leaving[peer]
-        return moved
-
-    def _settle(self, peer: int) -> bool:
-        """Finish what a rank has read; whether it has read any."""
-        ring, offers, moved = self._out[peer], self._offered[peer], False
-        while offers and ring is not None and ring.taken(offers[0][0]):
-            offers.popleft()[1].finish()
-            moved = True
-        if not offers:
-            del self._offered[peer]
+            if self._awaited or source in self._taking:
+                moved |= self._pull(source, ring)
         return moved
 
     def _pull(self, source: int, ring: Ring) -> bool:
@@ -141,8 +92,7 @@ class Mail:
             self._taking[source] = taking
             error = self._fill(taking, cell, source)
             if error is not None:  # not taken, so it is not sent either
-                del self._taking[source]
-                taking.finish(error)
+                self._lose(source, error)
                 return True
             ring.take()
             moved = True
@@ -150,6 +100,17 @@ class Mail:
                 del self._taking[source]
                 taking.finish(taking.misfit(cell.total))
         return moved
+
+    def _lose(self, source: int, error: FaultError) -> None:
+        """Await nothing from a rank any more; who takes what anyone sends goes on waiting."""
+        self._lost.add(source)
+        taking = self._taking.pop(source)
+        self._aside = [kept for kept in self._aside if kept[1] is not taking]
+        if taking.from_anyone:
+            taking.peer = None
+            self._awaited.insert(0, taking)
+        else:
+            taking.finish(error)
 
     def _fill(self, taking: Parcel, cell: Cell, source: int) -> FaultError | None:
         """Copy what a cell holds, or tells of, to where it belongs, if that is long enough."""

@@ -38,6 +38,7 @@ class Parcel(Work):
         self.flat, self.tag, self.peer, self._drive = flat, tag, peer, drive
         self.address, self.nbytes, self.start = flat.data_ptr(), flat.nbytes, 0
         self.end, self.finally_ = end, None
+        self.from_anyone = peer is None
 
     finally_: Callable[[], None] | None
 

@@ -153,6 +153,7 @@ class Post:
         """What has become of those a message waits for, if it waits in vain."""
         ends = self._ends(parcel)
         try:
+            self.board.require_whole()
             self.board.check(f"{verb} (tag {parcel.tag})", ends, parcel.end)
         except FaultError as error:
             return error if self._ends(parcel) == ends else None  # or another may yet send it

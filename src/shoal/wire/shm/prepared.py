@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from shoal.wire.shm.board import Board
+from shoal.wire.shm.flat import ordinary
 from shoal.wire.shm.reading import Reader
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.rounds import Rounds
@@ -85,7 +86,7 @@ class Preparing(Rounds):
         rounds = self._kept.get(key)
         if rounds is None:
             turn = self.slots.turn
-            with torch.inference_mode(False):  # or nobody else may write into what is kept
+            with ordinary():
                 rounds = self._kept[key] = self._work_out(_view(flat), how)
             self.slots.turn = turn
             self._count += len(rounds)

@@ -15,6 +15,7 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
+from shoal.wire.shm.flat import ordinary
 from shoal.wire.shm.segment import Segment
 
 _VIEWS = 2048  # kept at most; the same few sizes come again and again
@@ -38,7 +39,8 @@ class Slots:
         self.cached = min(nbytes, _CACHED_NBYTES)
         self._base, self._start = segment.address + start, start
         self._memory = memoryview(segment.memory)
-        self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
+        with ordinary():
+            self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
         self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self.turn = 0
 
@@ -84,7 +86,8 @@ class Slots:
             if len(self._views) >= _VIEWS:
                 self._views.clear()
             begin = key[0]
-            found = self._bytes[begin : begin + numel * dtype.itemsize].view(dtype)
+            with ordinary():
+                found = self._bytes[begin : begin + numel * dtype.itemsize].view(dtype)
             self._views[key] = found
         return found
 
