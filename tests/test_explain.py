@@ -15,6 +15,7 @@ from shoal.strategy import parse
         ("parameter_server, asp", "the gradient"),
         ("parameter_server, ssp(2)", "the gradient"),
         ("local(4)", "the change"),
+        ("bmuf, local(4)", "the change"),
         ("gossip, local(4)", "the model"),
         ("gossip, asp", "the model"),
     ],
@@ -24,6 +25,12 @@ def test_what_is_sent_is_what_the_step_agrees_on(text: str, what: str) -> None:
     assert told.sends[0].startswith(what)
     if "gradient" in what:
         assert any("gradient to" in line or "on the gradient" in line for line in told.step)
+
+
+def test_block_momentum_is_told_in_numbers() -> None:
+    told = explain(parse("bmuf, local(4)"), 4).step[-1]
+    assert told.endswith("moves by 1 of the mean change and 0.75 of the move before")
+    assert "0.5 of the move" in explain(parse("bmuf(0.5), local(4)"), 4).step[-1]
 
 
 def test_neighbours_that_meet_seldom_send_seldom() -> None:

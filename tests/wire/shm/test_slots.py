@@ -76,8 +76,9 @@ def call(kind: str, numel: int, root: int) -> bool:
 def late(seed: int) -> None:
     rank, size = enter()
     copy = prepared.memmove = slots.memmove = Dawdler()  # type: ignore[assignment, attr-defined]
-    prepare = Reduction.prepare
+    prepare, combine = Reduction.prepare, Reduction.__call__
     Reduction.prepare = lambda self, *args: prepare(copy.combining(self), *args)  # type: ignore[method-assign]
+    Reduction.__call__ = lambda self, *args: combine(copy.combining(self), *args)  # type: ignore[method-assign]
     room = dist.group.WORLD._wire.slots.cached // 8  # type: ignore[union-attr]
     draw = random.Random(seed)  # the same on every rank
     for turn, kind in enumerate(draw.sample(KINDS, len(KINDS)) * 2):

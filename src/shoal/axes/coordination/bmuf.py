@@ -3,7 +3,8 @@
 After a block of local steps the mean change G of all workers is filtered by a momentum of its own:
 ``D <- momentum D + rate G``, and every worker goes on from ``x + D``. What blocks have in common
 adds up, so fewer of them are needed than with plain averaging, above all while the loss still falls
-fast and each worker's own steps are small or noisy.
+fast and each worker's own steps are small or noisy; not where the optimizer has much momentum of
+its own (docs/log.md, 2026-11-16).
 
 References:
     Chen & Huo, `Scalable training of deep learning machines by incremental block training with
@@ -24,8 +25,8 @@ def bmuf(momentum: float | None = None, rate: float = 1.0) -> Coordination:
     The block is synchrony's: ``bmuf, local(8)``.
 
     Args:
-        momentum: what is carried on of the last block's change; 1 - 1/n for n workers if left out,
-            as the paper advises.
+        momentum: what is carried on of the move before, D; 1 - 1/n for n workers if left out, as
+            the paper advises.
         rate: how much of a new block's mean change is taken.
 
     Example: ``bmuf``, ``bmuf(0.5, 0.8)``.

@@ -18,7 +18,7 @@ class Outer:
     """What is made of an agreed change before it is applied: ``D <- momentum D + rate change``.
 
     Args:
-        momentum: what is carried on of the change before; None: 1 - 1/n for n workers.
+        momentum: what is carried on of the move before, D; None: 1 - 1/n for n workers.
         rate: how much of the new change is taken.
     """
 

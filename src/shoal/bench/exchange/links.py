@@ -10,7 +10,7 @@ import torch.distributed as dist
 from shoal.bench.exchange.places import LIMITED
 from shoal.bench.exchange.telling import RATE, tell
 
-MOST_SECONDS, LOOK_SECONDS = 60.0, 0.01
+ANSWER_SECONDS, GLANCE_SECONDS = 60.0, 0.01
 
 
 def ask_for_rate(rate: str, job: Path) -> None:
@@ -21,9 +21,9 @@ def ask_for_rate(rate: str, job: Path) -> None:
         answer.unlink(missing_ok=True)
     dist.barrier()
     tell({RATE: rate})
-    end = time.monotonic() + MOST_SECONDS
+    end = time.monotonic() + ANSWER_SECONDS
     while not answer.exists():
         if time.monotonic() > end:
-            raise TimeoutError(f"nobody changed the rate within {MOST_SECONDS:.0f} s")
-        time.sleep(LOOK_SECONDS)
+            raise TimeoutError(f"nobody changed the rate within {ANSWER_SECONDS:.0f} s")
+        time.sleep(GLANCE_SECONDS)
     dist.barrier()

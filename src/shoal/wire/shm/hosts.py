@@ -35,6 +35,7 @@ from shoal.wire.shm.connect import Meeting
 from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import TITLE_NBYTES
 from shoal.wire.shm.reduction import Reduction
+from shoal.wire.shm.rounds import Extent
 from shoal.wire.shm.speakers import Speakers
 from shoal.wire.shm.work import Work
 
@@ -195,7 +196,7 @@ class Hosts:
             how(out, list(got))
 
     def all_to_all(
-        self, title: bytes, sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]
+        self, title: bytes, sources: Sequence[Extent], targets: Sequence[Extent]
     ) -> None:
         """Send each rank its own part; all parts are (address, bytes)."""
         self._agree(title)

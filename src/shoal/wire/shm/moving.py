@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.errors import BadArgument
 from shoal.wire.shm.board import entitled
 from shoal.wire.shm.flat import flatten, restore, same, writable
+from shoal.wire.shm.rounds import Extent
 from shoal.wire.shm.surface import Base, Options, title
 from shoal.wire.shm.work import Work
 
@@ -209,7 +210,7 @@ class Scattering(Base):
         self._do(task, []).wait()
 
 
-def _parts(flat: Tensor, rows: Sequence[int]) -> list[tuple[int, int]]:
+def _parts(flat: Tensor, rows: Sequence[int]) -> list[Extent]:
     """The address and bytes of each part, which has so many rows."""
     total = sum(rows)
     width, address, parts = flat.nbytes // total if total else 0, flat.data_ptr(), []
@@ -219,6 +220,6 @@ def _parts(flat: Tensor, rows: Sequence[int]) -> list[tuple[int, int]]:
     return parts
 
 
-def _extents(flats: Sequence[Tensor]) -> list[tuple[int, int]]:
+def _extents(flats: Sequence[Tensor]) -> list[Extent]:
     """The address and bytes of each."""
     return [(flat.data_ptr(), flat.nbytes) for flat in flats]

@@ -27,7 +27,7 @@ NEVER = sys.maxsize
 _TOKEN_NBYTES = 16
 
 
-class _Extent(ctypes.Structure):
+class _Iovec(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
@@ -55,7 +55,7 @@ def read(pid: int, source: int, *, target: int, nbytes: int) -> None:
         raise OSError("this system has no process_vm_readv")
     done = 0
     while done < nbytes:
-        here, there = _Extent(target + done, nbytes - done), _Extent(source + done, nbytes - done)
+        here, there = _Iovec(target + done, nbytes - done), _Iovec(source + done, nbytes - done)
         got = _readv(pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
         if got <= 0:
             code = ctypes.get_errno() if got else errno.EFAULT
