@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from shoal.bench import exchange
 from shoal.bench.exchange import contenders, cut, device, duel, sockets
 from shoal.bench.exchange.contenders import ADAPTIVE, DDP, NULL
 from shoal.bench.exchange.duel import ALONE, TWIN
+from shoal.bench.exchange.judge import Field, Run
 from shoal.bench.exchange.places import Loopback
 from shoal.bench.exchange.tasks import WORKLOADS
 from shoal.bench.suites import Settings
@@ -206,6 +208,19 @@ def test_the_rate_is_cut_in_mid_run_when_a_worker_asks_for_it(
     assert before.metric == "decided in step"
     assert 4 <= before.value < 25
     assert (after.value, after.holds) == (1e4, False)  # memory is as fast as before
+
+
+@pytest.mark.gloo
+def test_contenders_get_ready_before_the_links_are_slowed_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(exchange.STEPS, "tiny", 8)
+    monkeypatch.setattr(contenders, "SLOW_STRATEGIES", (WFBP,))
+    place, told = Noted(2), Run(DDP, ((0, 0.0, 9.0), (8, 1.0, 2.2)), 2.2, reached=True)
+    rows = list(exchange.slow(place, "tiny", Settings(), {"tiny": [Field({DDP: told}, 0.1, 8)]}))
+    assert place.rates == ["1gbit", "100mbit", "1gbit", "100mbit", "1gbit"]
+    assert rows[-1].case == f"tiny, 100mbit: best, {WFBP}"
 
 
 @pytest.mark.gloo
