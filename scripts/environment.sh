@@ -4,7 +4,10 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
 
-say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+# In bold on a terminal, plain in a log.
+say() {
+  if [ -t 2 ]; then printf '\033[1m==> %s\033[0m\n' "$*" >&2; else printf '==> %s\n' "$*" >&2; fi
+}
 die() { printf 'error: %s\n' "$*" >&2; exit 2; }
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }

@@ -105,13 +105,13 @@ def _when(s: Strategy) -> str:
         how = "in whichever messages and order it measured to be fastest"
     elif s.scheduling.early:
         where = ", which overtake others at every hop" if s.scheduling.queues else ""
-        how = f"in slices, first layers first{where}; "
+        how = f"{'in slices' if s.scheduling.slices else 'one by one'}, first layers first{where}; "
         how += "a layer's next forward starts when its own arrived"
     elif s.scheduling.overlaps:
         how = "while backward still computes earlier layers"
     else:
         how = "after backward"
-    whom = {"collective": "all others", "server": "all others, through the servers"}
+    whom = {"collective": "all others", "server": "all others, through the servers,"}
     return f"agrees with {whom[s.coordination.via]} on the gradient, {how}"
 
 
@@ -159,7 +159,8 @@ def _sends(s: Strategy, replicas: int) -> Iterator[str]:
 def _route(s: Strategy, replicas: int) -> str:
     if s.coordination.via == "server":
         servers = s.coordination.servers
-        return f"to {servers} server{'s' if servers > 1 else ''}, which never run the loop"
+        which = "servers, which never run" if servers > 1 else "server, which never runs"
+        return f"to {servers} {which} the loop"
     if s.coordination.via == "peers":
         return "to neighbours only"
     if Trait.MERGES in s.compression.traits and Trait.ONE_SHOT not in s.compression.traits:

@@ -180,8 +180,11 @@ def tree(workers: int) -> list[tuple[int, int]]:
 
 
 def nbytes(ask: Ask) -> int:
-    """Bytes that an ask puts on the wire."""
-    return sum(t.numel() * t.element_size() for t in _tensors(ask))
+    """Bytes of the message that an ask sends, whatever its route; of a half of one, half of it."""
+    if isinstance(ask, All):
+        return sum(map(nbytes, ask.asks))
+    whole = sum(t.numel() * t.element_size() for t in _tensors(ask))
+    return whole // 2 if isinstance(ask, Scatter | Spread) else whole
 
 
 def _tensors(ask: Ask) -> list[Tensor]:

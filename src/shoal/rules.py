@@ -183,7 +183,7 @@ def _only_sums_are_scattered(s: Strategy) -> Iterator[Conflict]:
     if not s.scheduling.scatters:
         return
     if s.coordination.via != "collective":
-        why, instead = "only workers among themselves scatter and gather", "all_reduce, or priority"
+        why, instead = "only workers among themselves scatter and gather", "all_reduce, or fifo"
     elif not s.collectives.is_native:
         why, instead = "its two halves are a route of their own", "native"
     elif Trait.SUMS not in s.compression.traits or Trait.ELEMENTWISE not in s.compression.traits:

@@ -202,4 +202,4 @@ def test_only_sizes_seen_twice_are_compared() -> None:
 
 def test_a_plan_is_summed_up_in_words() -> None:
     keys = [("a", "b"), ("c[0:8]",), ("c[8:16]",), ("d",)]
-    assert summary(keys) == "2 tensors fused into 1 messages, 1 cut into 2, 1 alone"
+    assert summary(keys) == "2 tensors fused into 1 message, 1 cut into 2, 1 alone"

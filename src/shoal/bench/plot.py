@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -32,7 +33,7 @@ _COLOURS = (  # Okabe and Ito's, which colour-blind readers tell apart
 _DASHES = ("", "7 3", "2 3")  # when colours run out
 _PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels to the right end of the plot, and around it
 _LINE, _LETTER = 20, 6.6  # pixels of one line of the legend, and of a letter at most, nearly
-_MOST_TICKS = 10
+_MOST_TICKS, _LABEL = 10, 36  # marks of an axis, and pixels of a label
 
 
 class _Axis(NamedTuple):
@@ -150,7 +151,7 @@ def _span(values: Iterable[float]) -> tuple[float, float]:
 
 def _grid(across: _Axis, up: _Axis, xs: Sequence[float]) -> Iterator[str]:
     binary = all(x < 1024 or x % 1024 == 0 for x in xs) and xs[-1] >= 1024
-    for x in xs if len(xs) <= _MOST_TICKS else _round_values(across.low, across.high):
+    for x in xs if _apart(across, xs) else _round_values(across.low, across.high):
         place = across.at(x)
         yield _rule(place, up.start, place, up.end)
         yield _text(place, up.start + 16, _spelled(x, binary=binary), anchor="middle")
@@ -160,16 +161,23 @@ def _grid(across: _Axis, up: _Axis, xs: Sequence[float]) -> Iterator[str]:
         yield _text(across.start - 6, place + 4, _spelled(y, binary=False), anchor="end")
 
 
+def _apart(axis: _Axis, values: Sequence[float]) -> bool:
+    """Whether labels of all of these fit side by side."""
+    places = [axis.at(value) for value in values]
+    return all(after - before >= _LABEL for before, after in pairwise(places))
+
+
 def _round_values(low: float, high: float) -> list[float]:
-    """Powers of ten, or 1, 2 and 5 times them when these are few."""
+    """Powers of ten, or 1, 2 and 5 times them; where these are few, in even steps of such."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 2, 5), tuple(range(10, 100))):
-        scale = 10 if len(steps) > 3 else 1
-        found = [s * 10.0**d / scale for d in decades for s in steps]
+    for steps in ((1,), (1, 2, 5)):
+        found = [s * 10.0**d for d in decades for s in steps]
         inside = [value for value in found if low <= value <= high]
         if len(inside) >= 3:
             return inside[:: 1 + len(inside) // _MOST_TICKS]
-    return inside
+    tenth = 10.0 ** math.floor(math.log10(high - low)) / 10
+    step = next(n * tenth for n in (1, 2, 5, 10, 20) if high - low <= _MOST_TICKS * n * tenth)
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _spelled(value: float, *, binary: bool) -> str:

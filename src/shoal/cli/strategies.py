@@ -32,5 +32,5 @@ def strategies(
         table.add_column("paper", ratio=2, style="dim")
         for member in members:
             if member.axis == name:
-                table.add_row(member.signature, member.summary.replace("``", ""), member.paper)
+                table.add_row(member.signature, member.summary.replace("``", "`"), member.paper)
         console.print(table)

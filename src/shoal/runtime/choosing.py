@@ -204,7 +204,13 @@ def summary(keys: Sequence[Sequence[str]]) -> str:
     cut = [names[0] for names in keys if len(names) == 1 and names[0].endswith("]")]
     of = len({key.rpartition("[")[0] for key in cut})
     alone = len(keys) - len(fused) - len(cut)
-    return (
-        f"{sum(map(len, fused))} tensors fused into {len(fused)} messages, "
-        f"{of} cut into {len(cut)}, {alone} alone"
+    told = (
+        (fused, f"{sum(map(len, fused))} tensors fused into {_counted(len(fused))}"),
+        (cut, f"{of} cut into {len(cut)}"),
+        (alone, f"{alone} alone"),
     )
+    return ", ".join(text for there, text in told if there) or "nothing to send"
+
+
+def _counted(messages: int) -> str:
+    return f"{messages} message{'s' if messages > 1 else ''}"
