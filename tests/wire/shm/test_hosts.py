@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +13,8 @@ import torch.distributed as dist
 from shm_worlds import enter
 from test_collectives_random import sequence
 
-from shoal.errors import LayoutMismatch
-from shoal.testing.processes import run_workers
+from shoal.errors import FaultError, LayoutMismatch
+from shoal.testing.processes import outcomes, run_workers
 from shoal.wire.shm import allocate
 from shoal.wire.shm.speakers import TRIES
 
@@ -58,6 +60,48 @@ def everything() -> None:
 @pytest.mark.parametrize("hosts", ["aabb", "aab"])
 def test_means_flags_messages_buckets_and_objects_cross_hosts(hosts: str) -> None:
     run_workers(len(hosts), apart, hosts, everything)
+
+
+def twice() -> float:
+    rank, size = enter(20)
+    x, got = torch.full((5,), float(rank)), torch.zeros(5, 2).t()[0]
+    works = [dist.isend(x, (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
+    for work in works * 2:  # gloo itself would wait for another message
+        assert work is not None
+        work.wait()
+        assert work.is_completed()
+    return float(got.sum())
+
+
+def test_a_message_between_hosts_may_be_waited_for_again() -> None:
+    assert run_workers(2, apart, "ab", twice) == [5.0, 0.0]
+
+
+def lost(call: str) -> str:
+    (rank, _), x = enter(20), torch.ones(4)
+    dist.barrier()
+    if rank == 3:
+        os._exit(0)
+    time.sleep(0.5)
+    calls = {"send": send_on, "receive": partial(dist.recv, x, 3)}
+    with pytest.raises(FaultError) as caught:
+        calls.get(call, partial(dist.all_reduce, x))()
+    return str(caught.value)
+
+
+def send_on() -> None:
+    for _ in range(20):  # the first may still find room in a buffer
+        dist.send(torch.ones(4), 3)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("call", ["send", "receive", "all_reduce"])
+def test_who_is_lost_on_another_host_is_named(call: str) -> None:
+    first = outcomes(4, apart, "aabb", lost, call, seconds=45)[0]
+    whom = "one of the ranks 2, 3" if call == "all_reduce" else "rank 3"
+    assert first.value is not None, first.error
+    assert call in first.value
+    assert f"{whom}, between hosts" in first.value
 
 
 def mismatch() -> str:

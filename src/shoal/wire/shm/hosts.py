@@ -14,8 +14,8 @@ broadcast passes once over the network for each host. What sends something else 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -29,15 +29,15 @@ from torch._C._distributed_c10d import (
     ReduceOp,
 )
 
-from shoal.errors import LayoutMismatch, PeerLost
+from shoal.errors import LayoutMismatch
 from shoal.wire.shm.board import entitled
 from shoal.wire.shm.connect import Meeting
+from shoal.wire.shm.far import named
 from shoal.wire.shm.host import Host
 from shoal.wire.shm.lines import TITLE_NBYTES
 from shoal.wire.shm.reduction import Reduction
 from shoal.wire.shm.rounds import Extent
 from shoal.wire.shm.speakers import Speakers
-from shoal.wire.shm.work import Work
 
 _AGREE = entitled("agreeing with other hosts")
 
@@ -48,15 +48,6 @@ def memory(address: int, nbytes: int) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
     block = (ctypes.c_ubyte * nbytes).from_address(address)
     return torch.frombuffer(block, dtype=torch.uint8)
-
-
-@contextmanager
-def _named(title: bytes) -> Iterator[None]:
-    """Say which collective it was that gloo gave up."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost(f"{title.decode().strip()}: between hosts: {error}") from error
 
 
 class Hosts:
@@ -74,6 +65,8 @@ class Hosts:
         self._nodes = nodes
         self._home = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
         self._node = self._home[self.rank]
+        far = [rank for ranks in nodes for rank in ranks if self._home[rank] != self._node]
+        self._far_names = ", ".join(str(self._names[rank]) for rank in far)
         limit = timedelta(seconds=meeting.seconds)
 
         def gloo(name: str, rank: int, size: int) -> Any:
@@ -86,10 +79,14 @@ class Hosts:
         mine = local.rank < lanes
         self._lane: Any = gloo(f"lane {local.rank}", self._node, len(nodes)) if mine else None
 
+    def _far(self, title: bytes) -> AbstractContextManager[None]:
+        """Inside, gloo speaks with other hosts; if it gives up, that is said, and with whom."""
+        return named(title.decode().strip(), f"one of the ranks {self._far_names}")
+
     def _slowest(self, seconds: Tensor) -> None:
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
-        with _named(_AGREE):
+        with self._far(_AGREE):
             self.everyone.allreduce([seconds], options).wait()
 
     def _agree(self, title: bytes) -> None:
@@ -98,7 +95,7 @@ class Hosts:
         told = torch.zeros(len(self._nodes) * TITLE_NBYTES, dtype=torch.uint8)
         if self.local.rank == 0:
             mine = torch.frombuffer(bytearray(title), dtype=torch.uint8)
-            with _named(title):
+            with self._far(title):
                 self._lane._allgather_base(told, mine).wait()
         self.local.broadcast(_AGREE, told.data_ptr(), told.nbytes, root=0)
         rows = told.view(-1, TITLE_NBYTES)
@@ -124,7 +121,7 @@ class Hosts:
             slices = [flat[i * each : (i + 1) * each] for i in range(count)]
             if self.local.rank < count:
                 mine = slices[self.local.rank]
-                with _named(title):
+                with self._far(title):
                     self._between(mine, plain)
                 if how.divides:
                     mine.div_(self.size)
@@ -158,7 +155,7 @@ class Hosts:
             speaker = self._nodes[source].index(root)
             self.local.broadcast(title, address, nbytes, root=speaker)
         if self.local.rank == 0:
-            with _named(title):
+            with self._far(title):
                 self._lane.broadcast(memory(address, nbytes), source).wait()
         if source != self._node:
             self.local.broadcast(title, address, nbytes, root=0)
@@ -169,7 +166,7 @@ class Hosts:
         """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
         self._agree(title)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
-        with _named(title):
+        with self._far(title):
             self.everyone._allgather_base(out, memory(source, nbytes)).wait()
         for rank, target in enumerate(targets or ()):
             ctypes.memmove(target, out.data_ptr() + rank * nbytes, nbytes)
@@ -204,7 +201,7 @@ class Hosts:
         self._agree_parts(sends, takes)
         packed = torch.cat([memory(*source) for source in sources])
         got = torch.empty(sum(takes), dtype=torch.uint8)
-        with _named(title):
+        with self._far(title):
             self.everyone.alltoall_base(got, packed, takes, sends).wait()
         for (target, nbytes), part in zip(targets, got.split_with_sizes(takes), strict=True):
             ctypes.memmove(target, part.data_ptr(), nbytes)
@@ -223,47 +220,3 @@ class Hosts:
                 f"here rank {self._names[self.rank]} expects {takes} bytes and is sent "
                 f"{told.tolist()}; the splits must agree"
             )
-
-
-class Received(Work):
-    """A message that gloo receives; then put where it belongs, if that is not contiguous."""
-
-    def __init__(self, inner: Any, flat: Tensor, finally_: Callable[[], None]) -> None:
-        super().__init__([flat], done=True)
-        self._inner, self._finally = inner, finally_
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is received."""
-        with _named(b"receive"):
-            self._inner.wait()
-        self._finally()
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether the message is there."""
-        return bool(self._inner.is_completed())
-
-    def _source_rank(self) -> int:
-        return int(self._inner._source_rank())
-
-
-class GlooPost:
-    """Messages of a group on several hosts: all of them over gloo."""
-
-    def __init__(self, gloo: Any) -> None:
-        self._gloo = gloo
-
-    def send(self, flat: Tensor, peer: int, *, tag: int) -> Any:
-        """Begin to send a message."""
-        return self._gloo.send([flat], peer, tag)
-
-    def receive(
-        self, flat: Tensor, peer: int | None, *, tag: int, finally_: Callable[[], None]
-    ) -> Any:
-        """Begin to receive a message into ``flat``."""
-        if peer is None:
-            return Received(self._gloo.recv_anysource([flat], tag), flat, finally_)
-        return Received(self._gloo.recv([flat], peer, tag), flat, finally_)
-
-    def stop(self) -> None:
-        """Nothing of its own to end."""

@@ -6,8 +6,9 @@ import logging
 from typing import NamedTuple
 
 from shoal.wire.shm.connect import Meeting, connect
+from shoal.wire.shm.far import GlooPost
 from shoal.wire.shm.host import Host
-from shoal.wire.shm.hosts import GlooPost, Hosts
+from shoal.wire.shm.hosts import Hosts
 from shoal.wire.shm.post import Post
 
 log = logging.getLogger(__name__)
@@ -28,4 +29,4 @@ def find_place(meeting: Meeting) -> Place:
     if meeting.rank == 0:
         log.info("%d ranks on %d hosts", len(meeting.names), len(room.nodes))
     hosts = Hosts(room.host, room.nodes, meeting=meeting)
-    return Place(hosts, GlooPost(hosts.everyone))
+    return Place(hosts, GlooPost(hosts.everyone, meeting.names))
