@@ -23,8 +23,11 @@ from shoal.flow import (
     Mean,
     Pair,
     Push,
+    Scatter,
+    Spread,
     alone,
     drive,
+    nbytes,
     together,
     tree,
 )
@@ -127,3 +130,9 @@ def test_gathered_parts_are_added_into_something_like_the_value() -> None:
     like = torch.full((2, 2), 7.0)
     assert torch.equal(alone(Gather((torch.ones(2, 2),), add, like)), torch.ones(2, 2))
     assert torch.equal(like, torch.full((2, 2), 7.0))
+
+
+def test_both_halves_of_a_sum_are_as_long_as_the_sum() -> None:
+    x = torch.ones(6)
+    assert nbytes(Scatter(x)) + nbytes(Spread(x)) == nbytes(Mean(x)) == 24
+    assert nbytes(All((Scatter(x), Mean(x)))) == 36

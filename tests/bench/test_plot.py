@@ -118,3 +118,10 @@ def test_a_map_says_what_is_the_case_where_and_equal_cells_look_alike(tmp_path: 
     _, *cells = (rect.attrib["fill"] for rect in root.iter(f"{SVG}rect"))
     assert len(cells) == 3
     assert cells[0] == cells[2] != cells[1]
+
+
+def test_marks_that_would_lie_over_each_other_give_way_to_round_ones() -> None:
+    text = drawn("t", "x", "y", {"a": [(1.159, 0.74), (1.215, 1.0), (6.874, 2.2)]})
+    assert ">1.159<" not in text
+    for mark in (2, 5, 0.8, 1.2, 1.8):
+        assert f">{mark}<" in text
