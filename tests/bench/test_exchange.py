@@ -116,6 +116,13 @@ def test_every_bar_of_the_issue_is_judged_and_names_its_winner() -> None:
     assert (slow.bar, slow.holds) == ("<= 0.1", False)
 
 
+def test_a_quick_run_tells_and_does_not_judge() -> None:
+    rows, told = (list(exchange.standing("mlp", [FIELD], quick=q)) for q in (False, True))
+    assert [row.value for row in told] == [row.value for row in rows]
+    assert all(row.bar for row in rows)
+    assert not any(row.bar or row.holds is not None for row in told)
+
+
 def test_several_seeds_are_judged_by_their_median() -> None:
     slower = field(
         local=run(LOCAL, steps=64, seconds=40.0), power=run(OUR_POWERSGD, steps=64, seconds=50.0)

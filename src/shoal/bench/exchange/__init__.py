@@ -86,9 +86,7 @@ def run(settings: Settings) -> Iterator[Result]:
             yield from guarded("further seeds", partial(seeds, bed, settings, (clock, fields)))
     for model, found in fields.items():
         case = f"{model}, {FAST}, {len(found)} seed{'s' if len(found) > 1 else ''}"
-        for row in guarded(case, partial(verdicts, case, found, slow=False)):
-            # of a few steps one exchange is a large part: nothing to judge
-            yield replace(row, bar=None, holds=None) if settings.quick else row
+        yield from guarded(case, partial(standing, case, found, quick=settings.quick))
     minutes = clock.now() / 60
     if not settings.quick:
         met = Bar.parse(MINUTES).met(minutes)
@@ -141,6 +139,12 @@ def fast(place: Place, model: str, settings: Settings, fields: Fields) -> Iterat
     yield from counted(case, sent, shapes(model), HOSTS)
     draw(case, field)
     yield from lost(case, tried, field)
+
+
+def standing(case: str, fields: Sequence[Field], *, quick: bool) -> Iterator[Result]:
+    """The verdicts over all seeds; in the few steps of a quick run one exchange weighs too much."""
+    for row in verdicts(case, fields, slow=False):
+        yield replace(row, bar=None, holds=None) if quick else row
 
 
 def lost(case: str, tried: Sequence[str], field: Field) -> Iterator[Result]:
