@@ -14,7 +14,7 @@ import torch
 import shoal
 from shoal.errors import UsageError
 from shoal.loggers import MLflow, TensorBoard, WandB
-from shoal.testing.school import digits, tiny
+from shoal.testing.trainer import digits, tiny
 
 
 class Kept:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shoal.wire.shm.registration import register as _register
+from shoal.wire.shm.backend.registration import register as _register
 
 if TYPE_CHECKING:
     from shoal.axes.collectives import (
@@ -85,9 +85,9 @@ if TYPE_CHECKING:
     )
     from shoal.runtime.capture import capture
     from shoal.runtime.distribute import distribute
-    from shoal.runtime.evaluation import accuracy
+    from shoal.runtime.evaluate import accuracy
     from shoal.runtime.run import Run
-    from shoal.runtime.step import Step
+    from shoal.runtime.step.stats import Step
     from shoal.runtime.train import progress, train
     from shoal.strategy import Strategy, parse
 
@@ -95,9 +95,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Run": "shoal.runtime.run",
-    "Step": "shoal.runtime.step",
+    "Step": "shoal.runtime.step.stats",
     "Strategy": "shoal.strategy",
-    "accuracy": "shoal.runtime.evaluation",
+    "accuracy": "shoal.runtime.evaluate",
     "adaptive": "shoal.axes.scheduling",
     "after": "shoal.axes.compression",
     "all_reduce": "shoal.axes.coordination",

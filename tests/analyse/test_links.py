@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.analyse.links import Link, Piece, Point, fit, mape, measure
+from shoal.analysis.links import Link, Piece, Point, fit, mape, measure
 from shoal.errors import BadArgument
 
 SIZES = [2**k for k in range(2, 24)]

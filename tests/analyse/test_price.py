@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.analyse.links import Link, Piece
-from shoal.analyse.price import all_reduce_seconds, price
+from shoal.analysis.links import Link, Piece
+from shoal.analysis.price import all_reduce_seconds, price
 from shoal.axes.collectives import MEMBERS, Copy, native, ring
 from shoal.errors import BadArgument
 from shoal.testing.contracts import make, samples

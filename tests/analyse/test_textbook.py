@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.analyse.links import Link
-from shoal.analyse.price import all_reduce_seconds, price
+from shoal.analysis.links import Link
+from shoal.analysis.price import all_reduce_seconds, price
 from shoal.axes.collectives import (
     Collective,
     blueconnect,
@@ -21,7 +21,7 @@ from shoal.axes.collectives import (
     ring,
     tree,
 )
-from shoal.axes.collectives.priced import MARGIN
+from shoal.axes.collectives.kit.choose import MARGIN
 
 A, B = 2.0**-17, 2.0**-30  # powers of two: sums of them are exact
 LINK = Link(alpha=A, beta=B)

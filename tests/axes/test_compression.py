@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.axes.compression import Trait, Value, cast, error_feedback, exact, powersgd, topk
-from shoal.axes.compression.indices import code_nbytes
+from shoal.axes.compression.kit.sparse import code_nbytes
 from shoal.axes.compression.powersgd import orthogonal
 from shoal.errors import BadArgument, ConflictError
 from shoal.flow import alone, drive

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.runtime import join
+from shoal.runtime.world import join
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from shoal.cli import main
-from shoal.runtime.launcher import fleet
+from shoal.runtime.launcher import processes as fleet
 
 HEAD = """
 import os, sys, math

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.errors import NonFinite, UsageError
-from shoal.runtime.join import join
+from shoal.runtime.world.join import join
 from shoal.testing.processes import Outcome, outcomes, run_workers
 
 pytestmark = pytest.mark.gloo

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from checkpoint_forms import small
 
-from shoal.checkpoint import Options, load, save
+from shoal.checkpoint import SaveOptions, load, save
 from shoal.errors import CheckpointError
 
 CALLS = ["open", "write", "fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "close"]
@@ -58,7 +58,7 @@ def check(root: Path, *, step: int) -> None:
     assert loaded.step in (20, step)
     assert loaded.shared["model"]["w"][0, 0].item() == loaded.meta["value"]
     assert loaded.mine is not None
-    save(root, small(99), step=99, options=Options(keep=2))
+    save(root, small(99), step=99, options=SaveOptions(keep=2))
     assert load(root, rank=0, size=1).step == 99
     names = sorted(p.name for p in root.iterdir())
     assert names[0] == ".lock"
@@ -80,7 +80,7 @@ def stamped(step: int, value: int) -> Any:
 def calls_of_a_save(root: Path, step: int) -> int:
     prepare(root)
     with counted(None, fail) as seen:
-        save(root, stamped(step, 77), step=step, options=Options(keep=2))
+        save(root, stamped(step, 77), step=step, options=SaveOptions(keep=2))
     return len(seen)
 
 
@@ -95,7 +95,7 @@ def test_a_failure_of_any_call_to_the_filesystem_leaves_a_good_checkpoint(
         prepare(root)
         # late failures are only warned of: the new checkpoint is safe by then
         with counted(at, fail) as seen, suppress(CheckpointError):
-            save(root, stamped(step, 77), step=step, options=Options(keep=2))
+            save(root, stamped(step, 77), step=step, options=SaveOptions(keep=2))
         assert seen[at:]
         check(root, step=step)
 
@@ -118,7 +118,7 @@ def forked(work: Callable[[], None]) -> Iterator[int]:
 
 def _die_at(root: Path, step: int, at: int) -> None:
     with counted(at, die):
-        save(root, stamped(step, 77), step=step, options=Options(keep=2))
+        save(root, stamped(step, 77), step=step, options=SaveOptions(keep=2))
 
 
 @pytest.mark.gloo
@@ -140,7 +140,7 @@ def test_death_at_any_call_to_the_filesystem_leaves_a_good_checkpoint(
 
 def _save_forever(root: Path, first: int) -> None:
     for value in range(first, first + 100_000):  # each step twice: new, and again
-        save(root, stamped(value // 2, value), step=value // 2, options=Options(keep=2))
+        save(root, stamped(value // 2, value), step=value // 2, options=SaveOptions(keep=2))
 
 
 @pytest.mark.gloo
@@ -157,5 +157,5 @@ def test_kill_9_at_20_random_moments_always_leaves_a_good_checkpoint(tmp_path: P
         assert loaded.meta["value"] >= value
         value = int(loaded.meta["value"])
     assert value > 0, "no save ended between the kills"
-    save(tmp_path, stamped(value, value), step=value, options=Options(keep=1))
+    save(tmp_path, stamped(value, value), step=value, options=SaveOptions(keep=1))
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", f"step-{value:08d}"]

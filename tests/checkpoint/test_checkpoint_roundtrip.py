@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shoal import checkpoint
-from shoal.checkpoint import Options, State, load, match, newest, save
+from shoal.checkpoint import SaveOptions, State, load, match, newest, save
 from shoal.checkpoint.raw import DTYPES, dense, is_dense, row_major
 from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import BadArgument, CheckpointError, CheckpointMismatch, CheckpointMissing
@@ -185,16 +185,16 @@ def test_meta_may_not_hold_tensors(tmp_path: Path) -> None:
 
 def test_the_last_n_are_kept(tmp_path: Path) -> None:
     for step in range(1, 6):
-        save(tmp_path, small(step), step=step, options=Options(keep=2))
+        save(tmp_path, small(step), step=step, options=SaveOptions(keep=2))
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "step-00000004", "step-00000005"]
 
 
 def test_pruning_never_counts_damaged_ones_nor_removes_the_one_just_saved(root: Path) -> None:
     (root / "step-00000020" / "manifest.json").write_text("{}")
-    save(root, small(5), step=5, options=Options(keep=2))
+    save(root, small(5), step=5, options=SaveOptions(keep=2))
     assert load(root / "step-00000005", rank=0, size=1).step == 5
     assert load(root / "step-00000010", rank=0, size=1).step == 10
-    save(root, small(30), step=30, options=Options(keep=1))
+    save(root, small(30), step=30, options=SaveOptions(keep=1))
     assert newest(root) == root / "step-00000030"
     assert not (root / "step-00000010").exists()
 
@@ -333,9 +333,9 @@ def test_a_step_is_a_whole_number(step: Any, tmp_path: Path) -> None:
 
 def test_options_and_ranks_out_of_range_are_refused(root: Path) -> None:
     with pytest.raises(BadArgument, match="keep=0"):
-        Options(keep=0)
+        SaveOptions(keep=0)
     with pytest.raises(BadArgument, match="must be positive"):
-        Options(timeout_seconds=math.nan)
+        SaveOptions(timeout_seconds=math.nan)
     with pytest.raises(BadArgument, match="rank must lie in"):
         load(root, rank=2, size=2)
 

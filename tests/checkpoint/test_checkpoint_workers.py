@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.checkpoint import Loaded, Options, State, load, save
+from shoal.checkpoint import Loaded, SaveOptions, State, load, save
 from shoal.errors import BadArgument, CheckpointCorrupt, CheckpointError
 from shoal.testing.processes import run_workers
 
@@ -61,7 +61,7 @@ def save_on(root: str, together: Any, mesh: Any) -> str:
     mine = {"residual": torch.full((rank + 2,), float(rank)), "rank": rank}
     shared = template(mesh) | {"lr": 0.1}
     state = State(shared, mine, meta={"loader": {"position": 7}})
-    return str(save(root, state, step=5, options=Options(group=together)))
+    return str(save(root, state, step=5, options=SaveOptions(group=together)))
 
 
 Found = tuple[list[bool], int, Any, list[Any]]
@@ -144,7 +144,7 @@ def _mesh2d(root: str) -> bool:
     mesh = init_device_mesh("cpu", (2, 2))
     value = distribute_tensor(EMBED.clone(), mesh, [Replicate(), Shard(1)])
     few = sharded(SHORT, 0, mesh_of(2))  # ranks 2 and 3 hold nothing of it
-    save(root, State({"w": value, "few": few}), step=1, options=Options(group=together))
+    save(root, State({"w": value, "few": few}), step=1, options=SaveOptions(group=together))
     other = distribute_tensor(torch.zeros_like(EMBED), mesh, [Shard(0), Shard(1)])
     into = {"w": other, "few": sharded(SHORT * 0, 0, mesh_of(2))}
     loaded = load(root, rank=together.rank(), size=4, group=together, into=into)
@@ -174,7 +174,7 @@ def _disk_full_on_rank_1(root: str) -> list[str]:
 
     os.write = full
     try:
-        save(root, state, step=6, options=Options(group=together))
+        save(root, state, step=6, options=SaveOptions(group=together))
     except CheckpointError as error:
         return [type(error).__name__, str(error)]
     finally:
@@ -215,7 +215,7 @@ def _differ(root: str) -> dict[str, str]:
     told = {}
     for name, state in states.items():
         try:
-            save(root, state, step=1, options=Options(group=together))
+            save(root, state, step=1, options=SaveOptions(group=together))
         except (CheckpointError, BadArgument) as error:
             told[name] = str(error)
     return told
@@ -257,7 +257,7 @@ def _leave(root: str) -> str:
     if together.rank() == 1:
         return "left"
     try:
-        options = Options(group=together, timeout_seconds=20)
+        options = SaveOptions(group=together, timeout_seconds=20)
         save(root, State({"w": PLAIN}), step=1, options=options)
     except CheckpointError as error:
         return str(error)

@@ -16,7 +16,8 @@ import pytest
 from shoal.cli import checks, main
 from shoal.cli.checks import CHECKS, Finding, examine
 from shoal.errors import UsageError
-from shoal.wire.shm import reading, segment
+from shoal.wire.shm.memory import cma as reading
+from shoal.wire.shm.memory import segment
 
 
 def test_this_machine_can_be_examined(capsys: pytest.CaptureFixture[str]) -> None:

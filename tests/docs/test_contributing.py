@@ -17,16 +17,16 @@ TRY = """
 from shoal.axes import FUNCTIONS, catalogue
 from shoal.strategy import parse
 from shoal.testing.contracts import check_member
-from shoal.testing.school import School, digits, tiny
+from shoal.testing.trainer import LockstepTrainer, digits, tiny
 
 check_member(FUNCTIONS["scaled_sign"])
 assert "scaled_sign" in [member.name for member in catalogue()]
 s = parse("error_feedback(scaled_sign), local(2)")
 assert parse(repr(s)) == s
 for text in ("error_feedback(scaled_sign)", "parameter_server, ssp(1), scaled_sign"):
-    school = School(parse(text), workers=2, build=tiny)
-    last = school.train(digits(8), steps=8)
-    assert last < school.first, (text, school.first, last)
+    trainer = LockstepTrainer(parse(text), workers=2, build=tiny)
+    last = trainer.train(digits(8), steps=8)
+    assert last < trainer.first, (text, trainer.first, last)
 print("kept")
 """
 

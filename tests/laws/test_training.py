@@ -13,12 +13,12 @@ from shoal.axes import AXES
 from shoal.axes.compression import Trait, exact
 from shoal.axes.coordination import spectral_gap
 from shoal.axes.scheduling import fifo
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.flats import Flats
-from shoal.runtime.modes.local import LocalMode
+from shoal.runtime.step.buffers import FlatBuffers
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes.local import LocalMode
 from shoal.strategy import Strategy, parse
 from shoal.testing.contracts.matrix import answers, legal_products
-from shoal.testing.school import Batch, Build, School, digits, tiny
+from shoal.testing.trainer import Batch, Build, LockstepTrainer, digits, tiny
 
 WORKERS = (1, 2, 3, 4)
 each_count = pytest.mark.parametrize("workers", WORKERS)
@@ -52,8 +52,8 @@ def alone(build: Build, batches: list[Batch], steps: int) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def school(text: str, *, workers: int, build: Build = tiny, steps: int = 0) -> School:
-    made = School(parse(text), workers=workers, build=build)
+def school(text: str, *, workers: int, build: Build = tiny, steps: int = 0) -> LockstepTrainer:
+    made = LockstepTrainer(parse(text), workers=workers, build=build)
     if steps:
         made.train(uneven(), steps=steps)
     return made
@@ -81,7 +81,7 @@ def test_every_lossless_gradient_strategy_equals_one_process(build: Build, worke
     strategies = lossless()
     assert len(strategies) >= len(AXES["scheduling"]) + 1
     for s in strategies:
-        made = School(s, workers=workers, build=build)
+        made = LockstepTrainer(s, workers=workers, build=build)
         made.train(uneven(), steps=4)
         for worker in range(workers):
             assert_same(made.parameters(worker), expected)
@@ -109,7 +109,7 @@ def test_agreeing_on_changes_every_step_equals_bsp_for_sgd(workers: int) -> None
     made = school("bsp", workers=workers)
     for i, fish in enumerate(made.fishes):
         parameters = dict(fish.model.named_parameters())
-        changes = Agreement(Flats(parameters), fifo(), exact())
+        changes = Exchange(FlatBuffers(parameters), fifo(), exact())
         made.fishes[i] = fish._replace(mode=LocalMode(parameters, changes, period=1))
     made.train(uneven(), steps=5)
     assert_same(made.parameters(), alone(tiny, uneven(), steps=5))
@@ -119,7 +119,7 @@ def test_agreeing_on_changes_every_step_equals_bsp_for_sgd(workers: int) -> None
 @each_count
 def test_local_steps_end_in_the_mean_of_what_each_did_alone(text: str, workers: int) -> None:
     batches = digits(12 * workers, batches=3)
-    made = School(parse(text), workers=workers, build=tiny)
+    made = LockstepTrainer(parse(text), workers=workers, build=tiny)
     for batch in batches[:2]:
         made.step(batch)
     if workers > 1:
@@ -169,7 +169,7 @@ def _note(total: Tensor, grad: Tensor) -> None:
     total.add_(grad)
 
 
-def _residual(agreement: Agreement | None, name: str, like: Tensor) -> Tensor:
+def _residual(agreement: Exchange | None, name: str, like: Tensor) -> Tensor:
     assert agreement is not None
     pieces = {k: s[0] for k, s in agreement.states.items() if k.partition("[")[0] == name}
     order = sorted(pieces, key=lambda k: int(k.partition("[")[2].partition(":")[0] or 0))
@@ -237,6 +237,6 @@ def test_all_workers_start_from_the_first_ones_weights() -> None:
     with torch.no_grad():
         next(zeroed[0].parameters()).zero_()
     builds = iter([zeroed])
-    made = School(parse("bsp"), workers=3, build=lambda: next(builds, None) or tiny())
+    made = LockstepTrainer(parse("bsp"), workers=3, build=lambda: next(builds, None) or tiny())
     for worker in range(3):
         assert not made.parameters(worker)["0.weight"].any()

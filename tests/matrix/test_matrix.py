@@ -16,7 +16,7 @@ from shoal import rules
 from shoal.axes.compression import Trait
 from shoal.strategy import Strategy, parse
 from shoal.testing.contracts.matrix import answers, computation, cover, legal, legal_products
-from shoal.testing.school import School, digits, tiny
+from shoal.testing.trainer import LockstepTrainer, digits, tiny
 
 MOST = 500  # computations trained here; beyond, a pairwise covering array of them
 STEPS = 12
@@ -49,8 +49,8 @@ def workers(s: Strategy) -> int:
 
 
 @functools.cache
-def trained(s: Strategy) -> School:
-    school = School(s, workers=workers(s), build=tiny)
+def trained(s: Strategy) -> LockstepTrainer:
+    school = LockstepTrainer(s, workers=workers(s), build=tiny)
     school.train(BATCHES, steps=STEPS)
     return school
 

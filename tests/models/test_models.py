@@ -108,5 +108,5 @@ def test_the_models_load_none_of_what_cuts_them() -> None:
         "import torch, sys; b = {*sys.modules}; import shoal.models; print(*{*sys.modules} - b)"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    heavy = ("torch.distributed.", "shoal.runtime.partitioned", "transformers", "sklearn", "rich")
+    heavy = ("torch.distributed.", "shoal.runtime.parallel", "transformers", "sklearn", "rich")
     assert not [name for name in told.stdout.decode().split() if name.startswith(heavy)]

@@ -14,8 +14,8 @@ from shoal.axes import AXES
 from shoal.axes.compression import Compressor, Trait, cast, error_feedback, exact, powersgd, topk
 from shoal.axes.scheduling import Schedule, dear, fifo, priority, wfbp
 from shoal.flow import Ask
-from shoal.runtime.agreement import Agreement, typical
-from shoal.runtime.flats import Flats
+from shoal.runtime.step.buffers import FlatBuffers
+from shoal.runtime.step.exchange import Exchange, typical
 from shoal.testing.contracts import make, samples
 from shoal.testing.contracts.require import same
 from shoal.testing.lockstep import lockstep
@@ -25,12 +25,12 @@ COMPRESSORS = [make(text) for f in AXES["compression"] for text in samples(f)]
 each_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 
 
-def team(schedule: Schedule, compressor: Compressor, workers: int = 3) -> list[Agreement]:
+def team(schedule: Schedule, compressor: Compressor, workers: int = 3) -> list[Exchange]:
     tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
-    return [Agreement(Flats(tensors), schedule, compressor) for _ in range(workers)]
+    return [Exchange(FlatBuffers(tensors), schedule, compressor) for _ in range(workers)]
 
 
-def fill(agreements: list[Agreement], seed: int) -> list[dict[str, Tensor]]:
+def fill(agreements: list[Exchange], seed: int) -> list[dict[str, Tensor]]:
     chance = torch.Generator().manual_seed(seed)
     given = []
     for agreement in agreements:
@@ -40,11 +40,11 @@ def fill(agreements: list[Agreement], seed: int) -> list[dict[str, Tensor]]:
     return given
 
 
-def numbers(agreement: Agreement) -> dict[str, Tensor]:
+def numbers(agreement: Exchange) -> dict[str, Tensor]:
     return {name: place.view.clone() for name, place in agreement.flats.places.items()}
 
 
-def agree(agreements: list[Agreement]) -> None:
+def agree(agreements: list[Exchange]) -> None:
     lockstep([agreement.flows() for agreement in agreements])
 
 
@@ -153,8 +153,8 @@ def test_messages_are_mine_even_after_my_numbers_change() -> None:
 
 @pytest.mark.parametrize("compressor", [exact(), cast(), topk(0.25), error_feedback(topk(0.25))])
 def test_complex_tensors_keep_their_imaginary_part(compressor: Compressor) -> None:
-    flats = Flats({"w": torch.zeros(4, dtype=torch.complex128)})
-    agreement = Agreement(flats, fifo(), compressor)
+    flats = FlatBuffers({"w": torch.zeros(4, dtype=torch.complex128)})
+    agreement = Exchange(flats, fifo(), compressor)
     flats.places["w"].view.fill_(3j)
     (part, *_) = reversed(agreement.messages()["w"])
     assert part.dtype.is_complex is False
@@ -180,7 +180,7 @@ def test_a_longer_message_takes_longer() -> None:
     assert typical(0) < typical(1000) < typical(10**9)
 
 
-def without_end(agreement: Agreement) -> Generator[Ask, Any, None]:
+def without_end(agreement: Exchange) -> Generator[Ask, Any, None]:
     """A round that will be forgotten."""
     for index in range(len(agreement.tasks)):
         yield from agreement.flow(index)

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 from shoal.testing.processes import run_workers
-from shoal.testing.school import digits, tiny
+from shoal.testing.trainer import digits, tiny
 
 
 def train(strategy: str) -> dict[str, Tensor]:

@@ -14,8 +14,7 @@ from torch import nn
 
 import shoal
 from shoal.errors import UsageError
-from shoal.runtime.capture import Captured
-from shoal.runtime.weightless import Weightless
+from shoal.runtime.capture import Captured, Weightless
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 

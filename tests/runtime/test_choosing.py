@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.analyse.links import Link
+from shoal.analysis.links import Link
 from shoal.axes.scheduling import Layer, Schedule, adaptive, magnitude, merged
-from shoal.runtime.choosing import (
-    Choice,
+from shoal.runtime.tuning.choose import (
     Planned,
+    ScheduleTuner,
     Trial,
     close,
     decided,
@@ -17,7 +17,7 @@ from shoal.runtime.choosing import (
     summary,
     unlike,
 )
-from shoal.runtime.measuring import Layout, Record, Seen, mean_nbytes
+from shoal.runtime.tuning.measure import MeasurementLayout, Measurements, StepRecord, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
 
 MB = 2**20
@@ -30,20 +30,20 @@ class Played:
 
     def __init__(self, schedule: Schedule, link: Link = FAST) -> None:
         self.link, self.every = link, schedule.every
-        self.choice = Choice(schedule, [Layer(layer.name, layer.nbytes) for layer in LAYERS])
+        self.choice = ScheduleTuner(schedule, [Layer(layer.name, layer.nbytes) for layer in LAYERS])
         self.tasks = schedule.plan(LAYERS, link.cost)
         self.steps, self.chosen = 0, list[tuple[int, Planned]]()
 
     def window(self) -> None:
         """Some steps, and a look at them."""
         seconds, spans = schedule_seconds(self.tasks, LAYERS, self.link.cost)
-        record = Record(0.0)
+        record = StepRecord(0.0)
         record.arrivals = {s.name.split()[1]: s.end for s in spans if s.name.startswith("backward")}
         sent = [s for s in spans if s.lane == "exchange"]
         record.tasks = {i: [s.start, s.end] for i, s in enumerate(sent)}
         nbytes = [task.nbytes for task in self.tasks]
         sizes = (mean_nbytes(nbytes),)
-        layout = Layout(tuple(layer.name for layer in LAYERS), sizes, self.every)
+        layout = MeasurementLayout(tuple(layer.name for layer in LAYERS), sizes, self.every)
         told = layout.numbers([record] * self.every, nbytes, seconds)
         planned = self.choice.look(layout.seen(told))
         self.steps += self.every
@@ -162,7 +162,7 @@ def test_who_comes_close_to_the_fastest_is_tried_again_but_not_all() -> None:
 
 
 def test_two_that_seem_close_are_told_apart_by_what_they_took_both_times() -> None:
-    choice = Choice(adaptive(), LAYERS)
+    choice = ScheduleTuner(adaptive(), LAYERS)
     played = Played(adaptive(), Link(1e-4, 1e-9))
     played.choice = choice
     while not (played.chosen and played.chosen[-1][1].why.startswith("tried again")):
@@ -173,18 +173,18 @@ def test_two_that_seem_close_are_told_apart_by_what_they_took_both_times() -> No
     layers = dict.fromkeys((layer.name for layer in LAYERS), 1e-3)
     while choice._trying is not None:  # the one that seemed the fastest is now ten times slower
         step = 10.0 if choice._trying is again else 1e-3
-        planned = choice.look(Seen(layers, {MB: 1e-3}, step, {}))
+        planned = choice.look(Measurements(layers, {MB: 1e-3}, step, {}))
     assert planned is not None
     assert planned.schedule != again.planned.schedule
 
 
 def test_steps_in_which_nothing_was_seen_change_nothing() -> None:
-    choice = Choice(adaptive(), LAYERS)
-    assert choice.look(Seen({}, {}, 1.0, {})) is None
+    choice = ScheduleTuner(adaptive(), LAYERS)
+    assert choice.look(Measurements({}, {}, 1.0, {})) is None
 
 
 def test_changes_go_into_the_layers_of_a_schedule_that_asks_for_them() -> None:
-    planned = Choice(magnitude(), LAYERS).look(Seen({}, {}, 1.0, {"l3": 0.5}))
+    planned = ScheduleTuner(magnitude(), LAYERS).look(Measurements({}, {}, 1.0, {"l3": 0.5}))
     assert planned is not None
     assert planned.layers["l3"].change == 0.5
     assert planned.layers["l0"].change == 0

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from shoal.errors import UsageError
-from shoal.runtime import clients
-from shoal.runtime.clients import start_servers
-from shoal.runtime.join import World
-from shoal.runtime.launcher.contract import read_seat
+from shoal.runtime.remote import client as clients
+from shoal.runtime.remote.client import start_servers
+from shoal.runtime.world.env import read_rank_env
+from shoal.runtime.world.join import World
 
 
 def world(rank: int = 0, size: int = 2, servers: int = 0) -> World:
@@ -53,7 +53,7 @@ def test_a_server_is_told_all_but_its_parents_ranks(
     start_servers(world(1), 4)
     assert [env["SHOAL_SERVER"] for env in started] == ["1", "3"]
     assert all(env["LORA_RANK"] == "8" and "RANK" not in env for env in started)
-    seat = read_seat(started[1])
+    seat = read_rank_env(started[1])
     assert seat is not None
     assert (seat.name, seat.workers, seat.local_size) == ("server 3", 2, 2)
 

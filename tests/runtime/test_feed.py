@@ -10,8 +10,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import shoal
 from shoal.errors import UsageError
-from shoal.runtime.feed import Feed
-from shoal.testing.school import digits, tiny
+from shoal.runtime.step.batches import RunLoader
+from shoal.testing.trainer import digits, tiny
 
 SAMPLES = TensorDataset(*digits(20)[0])
 
@@ -22,7 +22,7 @@ def made(where: Path | None = None) -> shoal.Run:
     return shoal.distribute(model, optimizer, loss=loss, checkpoint=where, every=2)
 
 
-def ids(feed: Feed) -> list[tuple[int, ...]]:
+def ids(feed: RunLoader) -> list[tuple[int, ...]]:
     return [tuple(feed.loader.ids) for _ in feed]
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shoal.axes.scheduling import Event, Schedule, Slice, Task, fifo, priority, wfbp
-from shoal.runtime.agreement import typical
-from shoal.runtime.flats import Flats, real
+from shoal.runtime.step.buffers import FlatBuffers, real
+from shoal.runtime.step.exchange import typical
 
 SCHEDULES = [fifo(), fifo(1), wfbp(64), wfbp(1), priority(16), priority(64)]
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -27,7 +27,7 @@ def named(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
 @given(tensors)
 @settings(deadline=None)
 def test_views_look_like_what_they_stand_for_and_do_not_overlap(tensors: dict[str, Tensor]) -> None:
-    flats = Flats(tensors)
+    flats = FlatBuffers(tensors)
     for i, name in enumerate(tensors):
         flats.places[name].view.fill_(i + 1)
     for i, (name, tensor) in enumerate(tensors.items()):
@@ -44,7 +44,7 @@ def test_views_look_like_what_they_stand_for_and_do_not_overlap(tensors: dict[st
 @given(tensors, st.sampled_from(SCHEDULES))
 @settings(deadline=None)
 def test_tasks_hold_every_number_once(tensors: dict[str, Tensor], schedule: Schedule) -> None:
-    flats = Flats(tensors)
+    flats = FlatBuffers(tensors)
     bound = flats.bind(schedule, typical)
     for task in bound:
         task.whole.add_(1)
@@ -62,7 +62,7 @@ def test_tasks_hold_every_number_once(tensors: dict[str, Tensor], schedule: Sche
 
 
 def test_tensors_lie_in_the_order_in_which_backward_meets_them() -> None:
-    flats = Flats(named(first=(2,), second=(3,), third=(4,)))
+    flats = FlatBuffers(named(first=(2,), second=(3,), third=(4,)))
     starts = {name: place.start for name, place in flats.places.items()}
     assert starts == {"third": 0, "second": 4, "first": 7}
 
@@ -77,7 +77,7 @@ def test_tensors_lie_in_the_order_in_which_backward_meets_them() -> None:
     ids=["transposed", "channels-last", "permuted"],
 )
 def test_dense_strides_are_kept(like: Tensor) -> None:
-    flats = Flats({"a": torch.zeros(3), "w": like, "b": torch.zeros(2)})
+    flats = FlatBuffers({"a": torch.zeros(3), "w": like, "b": torch.zeros(2)})
     view = flats.places["w"].view
     assert view.shape == like.shape
     assert view.stride() == like.stride()
@@ -87,11 +87,11 @@ def test_dense_strides_are_kept(like: Tensor) -> None:
 
 @pytest.mark.parametrize("like", [torch.zeros(1).expand(4), torch.zeros(8)[::2]])
 def test_strides_that_are_not_dense_become_plain(like: Tensor) -> None:
-    assert Flats({"w": like}).places["w"].view.is_contiguous()
+    assert FlatBuffers({"w": like}).places["w"].view.is_contiguous()
 
 
 def test_a_complex_number_travels_as_two_real_ones() -> None:
-    flats = Flats({"w": torch.zeros(3, 2, dtype=torch.complex64)})
+    flats = FlatBuffers({"w": torch.zeros(3, 2, dtype=torch.complex64)})
     (task,) = flats.bind(fifo(), typical)
     flats.places["w"].view.fill_(1 + 2j)
     assert task.pieces[0].shape == (3, 2, 2)
@@ -105,19 +105,19 @@ def test_types_travel_apart_in_the_order_of_backward() -> None:
         "b": torch.zeros(4, dtype=torch.float64),
         "c": torch.zeros(4),
     }
-    bound = Flats(tensors).bind(wfbp(1), typical)
+    bound = FlatBuffers(tensors).bind(wfbp(1), typical)
     assert [task.names for task in bound] == [("c",), ("b",), ("a",)]
 
 
 def test_pieces_of_a_cut_tensor_are_named_by_their_range() -> None:
-    (task, *rest) = Flats(named(w=(10,))).bind(priority(16), typical)
+    (task, *rest) = FlatBuffers(named(w=(10,))).bind(priority(16), typical)
     assert [t.keys for t in (task, *rest)] == [("w[0:4]",), ("w[4:8]",), ("w[8:10]",)]
 
 
 def test_the_order_is_the_same_on_every_rank() -> None:
     shapes = {"a": (64, 4), "b": (4,), "c": (9, 9)}
     one, two = (
-        [t.keys for t in Flats(named(**shapes)).bind(priority(64), typical)] for _ in range(2)
+        [t.keys for t in FlatBuffers(named(**shapes)).bind(priority(64), typical)] for _ in range(2)
     )
     assert one == two
 
@@ -128,8 +128,8 @@ def test_a_task_that_is_not_one_range_is_refused() -> None:
         return (Task(ends, "reduce", Event("backward", 0), Event("update")),)
 
     with pytest.raises(ValueError, match="not one range"):
-        Flats(named(a=(2,), b=(2,), c=(2,))).bind(Schedule("odd", plan), typical)
+        FlatBuffers(named(a=(2,), b=(2,), c=(2,))).bind(Schedule("odd", plan), typical)
 
 
 def test_nothing_to_hold_is_no_task() -> None:
-    assert Flats({}).bind(wfbp(), typical) == ()
+    assert FlatBuffers({}).bind(wfbp(), typical) == ()

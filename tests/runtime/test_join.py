@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import FaultError, UsageError
-from shoal.runtime import alarm
-from shoal.runtime import join as joining
-from shoal.runtime.join import World, agree_layout, join, leave
-from shoal.runtime.launcher import interfaces
-from shoal.runtime.launcher.contract import read_seat, read_seconds
+from shoal.runtime.world import failures as alarm
+from shoal.runtime.world import interfaces
+from shoal.runtime.world import join as joining
+from shoal.runtime.world.env import read_rank_env, read_seconds
+from shoal.runtime.world.join import World, agree_layout, join, leave
 from shoal.testing.processes import Outcome, outcomes, run_workers
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SHOAL_ROLE")
@@ -71,20 +71,20 @@ def test_a_timeout_that_is_no_time_is_refused(seconds: float) -> None:
 )  # fmt: skip
 def test_a_wrong_environment_is_named(env: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        read_seat(env)
+        read_rank_env(env)
 
 
 def test_slurm_tasks_are_ranks_once_they_know_where_to_meet() -> None:
     env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
-    assert read_seat(env) is None
-    seat = read_seat({**env, "SLURM_NTASKS_PER_NODE": "4", **MASTER})
+    assert read_rank_env(env) is None
+    seat = read_rank_env({**env, "SLURM_NTASKS_PER_NODE": "4", **MASTER})
     assert seat is not None
     assert (seat.rank, seat.size, seat.local_rank, seat.local_size) == (5, 8, 1, 4)
 
 
 def test_a_server_has_a_seat_but_no_rank_among_workers() -> None:
     env = {"SHOAL_ROLE": "server", "SHOAL_SERVER": "1", "SHOAL_SERVERS": "2", "WORLD_SIZE": "4"}
-    seat = read_seat({**env, **MASTER})
+    seat = read_rank_env({**env, **MASTER})
     assert seat is not None
     assert (seat.name, seat.key, seat.workers, seat.servers) == ("server 1", "server-1", 4, 2)
 
@@ -92,14 +92,16 @@ def test_a_server_has_a_seat_but_no_rank_among_workers() -> None:
 def test_there_may_be_more_servers_than_workers() -> None:
     env = {"SHOAL_ROLE": "server", "SHOAL_SERVER": "2", "SHOAL_SERVERS": "3", "WORLD_SIZE": "2"}
     local = {"LOCAL_RANK": "1", "SLURM_LOCALID": "7", "LOCAL_WORLD_SIZE": "2"}
-    seat = read_seat({**env, **local, **MASTER})
+    seat = read_rank_env({**env, **local, **MASTER})
     assert seat is not None
     assert (seat.rank, seat.workers, seat.local_rank, seat.local_size) == (2, 2, 0, 2)
 
 
 def test_generations_never_share_keys() -> None:
     seats = [
-        read_seat({"RANK": "0", "WORLD_SIZE": "2", **MASTER, "TORCHELASTIC_RESTART_COUNT": str(g)})
+        read_rank_env(
+            {"RANK": "0", "WORLD_SIZE": "2", **MASTER, "TORCHELASTIC_RESTART_COUNT": str(g)}
+        )
         for g in (0, 1)
     ]
     assert len({seat.prefix for seat in seats if seat}) == 2

@@ -17,7 +17,7 @@ HEAD = """
 import os, sys, time
 import torch, torch.distributed as dist
 from shoal.runtime import alarm
-from shoal.runtime.join import join
+from shoal.runtime.world.join import join
 
 torch.set_num_threads(1)
 world = join()
@@ -104,7 +104,7 @@ def test_a_rank_that_ends_without_joining_is_not_waited_for(tmp_path: Path) -> N
 
 
 def test_a_usage_error_in_the_script_is_exit_code_2_even_before_it_joins(tmp_path: Path) -> None:
-    head = "from shoal.runtime.join import join\nfrom shoal.errors import UsageError\n"
+    head = "from shoal.runtime.world.join import join\nfrom shoal.errors import UsageError\n"
     code, _, err = shoal_run(tmp_path, "raise UsageError('lr=nan')", "-n", "1", head=head)
     assert code == 2
     assert err.rstrip().endswith("shoal.errors.UsageError: lr=nan")
@@ -136,7 +136,7 @@ def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import pathlib, sys\n"
-        "from shoal.runtime.join import join\n"
+        "from shoal.runtime.world.join import join\n"
         "world = join()\n"
         "said = f'{world.rank} of {world.size} {world.backend}'\n"
         "pathlib.Path(sys.argv[1], str(world.rank)).write_text(said)\n"  # a pipe may mix lines

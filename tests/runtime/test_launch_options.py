@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import UsageError
-from shoal.runtime.launch import LaunchOptions, launch, torchrun_command
-from shoal.runtime.launcher.host import bind
+from shoal.runtime.launcher.launch import LaunchOptions, launch, torchrun_command
 from shoal.runtime.launcher.options import check, most_workers, parse_workers
-from shoal.runtime.launcher.workers import defaults
+from shoal.runtime.launcher.processes import defaults
+from shoal.runtime.launcher.store_host import bind
 
 
 @pytest.fixture

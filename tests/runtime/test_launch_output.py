@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
-from shoal.runtime.launcher import fleet, guard, report
-from shoal.runtime.launcher.failure import Failure, leave_for_launcher, read_error_file
-from shoal.runtime.launcher.output import CHUNK_NBYTES, Line
+from shoal.runtime.launcher import guard, report
+from shoal.runtime.launcher import processes as fleet
+from shoal.runtime.launcher.output import CHUNK_NBYTES, OutputLine
+from shoal.runtime.launcher.processes import Worker, _others, clear_group, spawn
 from shoal.runtime.launcher.report import Death, describe, oom_kills, read_death, signal_name
-from shoal.runtime.launcher.workers import Worker, _others, clear_group, spawn
+from shoal.runtime.world.failures import Failure, leave_for_launcher, read_error_file
 from shoal.strategy import parse
 
 
 def lines(*chunks: bytes, colour: int | None = None) -> bytes:
     sink = io.BytesIO()
-    line = Line("rank 1", colour, sink)
+    line = OutputLine("rank 1", colour, sink)
     for chunk in chunks:
         line.feed(chunk)
     line.close()

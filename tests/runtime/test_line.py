@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from shoal.runtime.line import Inline, Thread
+from shoal.runtime.step.comm_queue import CommThread, InlineQueue
 
 
 def test_a_job_is_waited_for_without_those_behind_it() -> None:
-    line, gate, done = Thread(), threading.Event(), list[int]()
+    line, gate, done = CommThread(), threading.Event(), list[int]()
     first = line.submit(lambda: done.append(1))
     line.submit(lambda: gate.wait(10) and None)
     line.submit(lambda: done.append(3))
@@ -23,7 +23,7 @@ def test_a_job_is_waited_for_without_those_behind_it() -> None:
 
 
 def test_an_error_reaches_who_waits_for_a_later_job() -> None:
-    line = Thread()
+    line = CommThread()
 
     def fail() -> None:
         raise ValueError("lost")
@@ -38,6 +38,6 @@ def test_an_error_reaches_who_waits_for_a_later_job() -> None:
 
 def test_inline_jobs_are_done_when_submitted() -> None:
     done: list[int] = []
-    line = Inline()
+    line = InlineQueue()
     line.join(line.submit(lambda: done.append(1)))
     assert done == [1]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from shoal.flow import Pair, Push, alone, drive
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.modes import Mode, Seat, choose
-from shoal.runtime.modes.gradient import GradientMode
-from shoal.runtime.modes.local import LocalMode
-from shoal.runtime.modes.mixing import MixingMode
-from shoal.runtime.modes.pairs import PairsMode
-from shoal.runtime.modes.push import PushMode
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes import Mode, ReplicaIndex, choose
+from shoal.runtime.step.modes.gradient import GradientMode
+from shoal.runtime.step.modes.local import LocalMode
+from shoal.runtime.step.modes.mixing import MixingMode
+from shoal.runtime.step.modes.pairs import PairsMode
+from shoal.runtime.step.modes.push import PushMode
 from shoal.strategy import parse
-from shoal.testing.school import School, digits, tiny
+from shoal.testing.trainer import LockstepTrainer, digits, tiny
 
 MODES = {
     "bsp": GradientMode,
@@ -50,11 +50,11 @@ def parameters() -> dict[str, Tensor]:
 
 
 def seated(text: str, held: dict[str, Tensor], workers: int = 3) -> Mode:
-    def collect(agreement: Agreement) -> None:
+    def collect(agreement: Exchange) -> None:
         for name, place in agreement.flats.places.items():
             place.view.copy_(held[name].detach() * 0.1)
 
-    return choose(parse(text), held, Seat(1, workers), collect)
+    return choose(parse(text), held, ReplicaIndex(1, workers), collect)
 
 
 @each_strategy
@@ -67,7 +67,7 @@ def test_the_facts_of_a_strategy_choose_its_mode(text: str) -> None:
 @each_strategy
 def test_due_comes_once_a_period(text: str) -> None:
     strategy = parse(text)
-    school = School(strategy, workers=2, build=tiny)
+    school = LockstepTrainer(strategy, workers=2, build=tiny)
     mode, due = school.fishes[0].mode, []
     if not strategy.synchrony.waits:
         assert not mode.due()
@@ -118,7 +118,7 @@ def test_block_momentum_grows_with_the_number_of_workers() -> None:
     assert [outer.momentum_of(n) for n in (1, 2, 4)] == [0.0, 0.5, 0.75]
 
 
-def snapshot(school: School) -> list[Any]:
+def snapshot(school: LockstepTrainer) -> list[Any]:
     return copy.deepcopy([(f.model.state_dict(), f.mode.state_dict()) for f in school.fishes])
 
 
@@ -126,7 +126,7 @@ def snapshot(school: School) -> list[Any]:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_run_goes_on_after_saving_as_if_nothing_had_been(text: str, steps: int) -> None:
     batches = digits(10, batches=6)
-    went, goes = (School(parse(text), workers=2, build=tiny) for _ in range(2))
+    went, goes = (LockstepTrainer(parse(text), workers=2, build=tiny) for _ in range(2))
     for batch in batches[:steps]:
         went.step(batch)
     for fish, (model, mode) in zip(goes.fishes, snapshot(went), strict=True):
@@ -206,7 +206,7 @@ def test_in_a_pair_i_move_by_what_the_meeting_changed() -> None:
 
 
 def test_alone_in_a_ring_there_is_nobody_to_meet() -> None:
-    mode = choose(parse("gossip, asp"), parameters(), Seat(0, 1), lambda agreement: None)
+    mode = choose(parse("gossip, asp"), parameters(), ReplicaIndex(0, 1), lambda agreement: None)
     assert list(mode.closing(lambda: None)) == []
 
 

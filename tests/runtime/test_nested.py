@@ -7,7 +7,7 @@ import torch
 
 import shoal
 from shoal.errors import UsageError
-from shoal.testing.school import digits, tiny
+from shoal.testing.trainer import digits, tiny
 
 
 def test_micro_inside_micro_is_refused() -> None:

@@ -17,7 +17,7 @@ from shoal.models import gpt, mlp
 from shoal.testing.processes import run_workers
 
 if TYPE_CHECKING:
-    from shoal.runtime.partitioned import Placed
+    from shoal.runtime.parallel import ParallelModel
 
 pytestmark = pytest.mark.gloo
 
@@ -119,13 +119,13 @@ def whole_run(case: Case) -> Run:
 
 def cut_run(case: Case) -> Run:
     """The same on the ranks of a mesh, with a plain mean between replicas."""
-    from shoal.runtime import partitioned as pt
+    from shoal.runtime import parallel as pt
 
     mesh = pt.mesh(case.partition, dist.get_world_size())
     model = MODELS[case.model]()
     optimizer = optimizer_of(model, case.kind)
     given = batches(model, case.size)
-    placed = pt.place(model, optimizer, mesh=mesh, schedule=case.schedule)
+    placed = pt.parallelize(model, optimizer, mesh=mesh, schedule=case.schedule)
     index, count = pt.data_index(mesh)
     told = []
     for tokens, target in given:
@@ -142,7 +142,7 @@ def cut_run(case: Case) -> Run:
     return told, pt.full_state(placed)
 
 
-def exchange(placed: Placed) -> None:
+def exchange(placed: ParallelModel) -> None:
     """A plain mean over the replicas, of all gradients in one message."""
     grads = list(placed.local_gradients().values())
     flat = torch.cat([grad.flatten() for grad in grads])
@@ -157,7 +157,7 @@ def cut_runs(cases: list[Case]) -> list[Run]:
     return [cut_run(case) for case in cases]
 
 
-def one_step(placed: Placed, tokens: Tensor, target: Tensor, scale: float) -> float:
+def one_step(placed: ParallelModel, tokens: Tensor, target: Tensor, scale: float) -> float:
     if placed.pipeline is None:
         loss = loss_of(placed.model(tokens), target) * scale
         loss.backward()  # type: ignore[no-untyped-call]

@@ -13,8 +13,8 @@ from torch import nn
 
 from shoal.errors import UnknownName, UsageError
 from shoal.models import gpt, mlp, resnet
-from shoal.runtime.partitioned import optimizer, shard, tensor
-from shoal.runtime.partitioned.stages import Blueprint, Stage, stage_of, stages
+from shoal.runtime.parallel import optimizer, shard, tensor
+from shoal.runtime.parallel.stages import Blueprint, Stage, stage_of, stages
 
 
 class Declared(nn.Module):

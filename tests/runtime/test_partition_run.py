@@ -37,7 +37,7 @@ def train(strategy: str, options: dict[str, Any], steps: int = STEPS) -> dict[st
             losses.append(run.step(batch).loss)
         told = run.evaluate(data, 8)
         replica = next(iter(run.replicas.values()))
-        from shoal.runtime.state import model_state
+        from shoal.runtime.resume.state import model_state
 
         state = model_state(replica.source)
     return {"losses": losses, "told": told["loss"], "state": state}
@@ -114,7 +114,7 @@ def uneven(strategy: str) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = shoal.distribute(model, optimizer, loss=cross_entropy, strategy=strategy, accumulate=2)
     data = torch.utils.data.TensorDataset(*words(9))
-    from shoal.runtime.state import model_state
+    from shoal.runtime.resume.state import model_state
 
     with run:
         for batch in run.loader(data, 8, epochs=2, shuffle=False):  # the last batch has one sample

@@ -37,9 +37,9 @@ def loss_of(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def placed_on(partition: Partition, model: nn.Module, optimizer: Any = None) -> Any:
-    from shoal.runtime import partitioned as pt
+    from shoal.runtime import parallel as pt
 
-    return pt.place(model, optimizer, mesh=pt.mesh(partition, dist.get_world_size()))
+    return pt.parallelize(model, optimizer, mesh=pt.mesh(partition, dist.get_world_size()))
 
 
 def equal(here: dict[str, Tensor], there: dict[str, Tensor]) -> bool:
@@ -47,14 +47,14 @@ def equal(here: dict[str, Tensor], there: dict[str, Tensor]) -> bool:
 
 
 def the_whole_state_comes_back(partition: Partition) -> bool:
-    from shoal.runtime.partitioned import full_state
+    from shoal.runtime.parallel import full_state
 
     wanted = {k: v.clone() for k, v in small().state_dict().items()}
     return equal(full_state(placed_on(partition, small())), wanted)
 
 
 def a_whole_state_can_be_loaded(partition: Partition) -> bool:
-    from shoal.runtime.partitioned import full_state, load_full
+    from shoal.runtime.parallel import full_state, load_full
 
     placed = placed_on(partition, small())
     load_full(placed, small(seed=1).state_dict())
@@ -62,7 +62,7 @@ def a_whole_state_can_be_loaded(partition: Partition) -> bool:
 
 
 def the_local_parts_are_views(partition: Partition) -> bool:
-    from shoal.runtime.partitioned import full_state
+    from shoal.runtime.parallel import full_state
 
     placed = placed_on(partition, small())
     for part in placed.local_parameters().values():
@@ -71,7 +71,7 @@ def the_local_parts_are_views(partition: Partition) -> bool:
 
 
 def the_state_of_another_model_is_refused(partition: Partition) -> str:
-    from shoal.runtime.partitioned import load_full
+    from shoal.runtime.parallel import load_full
 
     return refusal(UsageError, load_full, placed_on(partition, small()), {"x": torch.ones(1)})
 
@@ -84,7 +84,7 @@ def every_rank_sees_the_output(partition: Partition) -> bool:
 
 
 def frozen_parameters_stay(partition: Partition) -> bool:
-    from shoal.runtime.partitioned import full_state
+    from shoal.runtime.parallel import full_state
 
     model = small()
     model.get_submodule("embed").requires_grad_(False)
@@ -99,7 +99,7 @@ def frozen_parameters_stay(partition: Partition) -> bool:
 
 
 def gradients_add_up(partition: Partition) -> bool:
-    from shoal.runtime.partitioned import full_state
+    from shoal.runtime.parallel import full_state
 
     model, alone = small(), small()
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=1.0) for m in (model, alone))
@@ -129,11 +129,11 @@ def a_frozen_first_stage_gets_no_gradient(partition: Partition) -> bool:
 
 
 def odd_counts_and_schedules_are_refused(partition: Partition) -> str:
-    from shoal.runtime import partitioned as pt
+    from shoal.runtime import parallel as pt
 
     placed = placed_on(partition, small())
     told = refusal(UsageError, placed.pipeline.forward_backward, [words()], [], loss_of)
-    place = partial(pt.place, mesh=placed.mesh, schedule="1f2b")  # type: ignore[arg-type]
+    place = partial(pt.parallelize, mesh=placed.mesh, schedule="1f2b")  # type: ignore[arg-type]
     return told + refusal(UsageError, place, small())
 
 
@@ -162,10 +162,10 @@ def degrees_that_do_not_multiply_are_refused(partition: Partition) -> str:
 
 
 def where_each_rank_sits(partition: Partition) -> Any:
-    from shoal.runtime import partitioned as pt
+    from shoal.runtime import parallel as pt
 
     mesh = pt.mesh(partition, dist.get_world_size())
-    placed = pt.place(small(), mesh=mesh)
+    placed = pt.parallelize(small(), mesh=mesh)
     peers = dist.get_process_group_ranks(placed.replica_group)
     return mesh.mesh_dim_names, pt.data_index(mesh), peers
 
@@ -182,7 +182,7 @@ def autocast_passes_a_pipeline(partition: Partition) -> bool:
 
 
 def buffers_belong_to_their_stage(partition: Partition) -> bool:
-    from shoal.runtime.partitioned import full_state
+    from shoal.runtime.parallel import full_state
 
     torch.manual_seed(0)
     placed = placed_on(partition, resnet(1, 3, width=2, stages=2))

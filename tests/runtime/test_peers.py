@@ -14,12 +14,12 @@ from torch.optim import SGD
 import shoal
 from shoal.errors import LayoutMismatch, PeerLost
 from shoal.flow import Pair
-from shoal.runtime.join import World
-from shoal.runtime.peers import PairWire
+from shoal.runtime.context import RunContext
+from shoal.runtime.remote.pairs import PairWire
 from shoal.runtime.settings import Settings
-from shoal.runtime.team import Team
+from shoal.runtime.world.join import World
 from shoal.testing.processes import outcomes, run_workers
-from shoal.testing.school import digits, tiny
+from shoal.testing.trainer import digits, tiny
 from shoal.timeline.record import NullRecorder
 
 STRATEGY = "gossip(ring), asp"
@@ -101,7 +101,7 @@ def test_a_peer_that_dies_is_named() -> None:
 
 def wire(rank: int, store: torch.distributed.Store, *shapes: tuple[int, ...]) -> PairWire:
     world = World(rank, 2, rank, 2, torch.device("cpu"), "none", store, seconds=20.0, workers=2)
-    team = Team(world, shoal.parse(STRATEGY), Settings(), NullRecorder(rank))
+    team = RunContext(world, shoal.parse(STRATEGY), Settings(), NullRecorder(rank))
     return PairWire({str(i): torch.zeros(s) for i, s in enumerate(shapes)}, team)
 
 

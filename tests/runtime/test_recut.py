@@ -10,9 +10,8 @@ from torch import Tensor
 
 from shoal.axes.compression import Value, error_feedback, exact, topk
 from shoal.axes.scheduling import Layer, Schedule, fifo, priority, wfbp
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.flats import Flats
-from shoal.runtime.recut import recut, span
+from shoal.runtime.step.buffers import FlatBuffers
+from shoal.runtime.step.exchange import Exchange, reslice_states, span
 from shoal.testing.lockstep import lockstep
 
 SHAPES = {"w": (6, 7), "b": (7,), "scale": ()}
@@ -26,14 +25,14 @@ class Kept(NamedTuple):
     count: int
 
 
-def agreement(schedule: Schedule, *, strided: bool = False) -> Agreement:
+def agreement(schedule: Schedule, *, strided: bool = False) -> Exchange:
     tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     if strided:
         tensors["w"] = torch.zeros(7, 6, dtype=torch.float64).T
-    return Agreement(Flats(tensors), schedule, error_feedback(topk(0.2)))
+    return Exchange(FlatBuffers(tensors), schedule, error_feedback(topk(0.2)))
 
 
-def play(agreements: list[Agreement], seed: int) -> None:
+def play(agreements: list[Exchange], seed: int) -> None:
     chance = torch.Generator().manual_seed(seed)
     for one in agreements:
         for place in one.flats.places.values():
@@ -41,7 +40,7 @@ def play(agreements: list[Agreement], seed: int) -> None:
     lockstep([one.flows() for one in agreements])
 
 
-def residual(one: Agreement) -> dict[str, Tensor]:
+def residual(one: Exchange) -> dict[str, Tensor]:
     """Of each parameter, as its numbers lie in memory."""
     views = {name: place.view for name, place in one.flats.places.items()}
     flat = {name: torch.zeros(view.numel(), dtype=torch.float64) for name, view in views.items()}
@@ -88,7 +87,7 @@ def test_what_is_not_as_large_as_the_piece_comes_from_the_first() -> None:
 
     views = {"w": torch.zeros(6)}
     states = {"w[0:2]": Kept(torch.ones(2), 5), "w[2:6]": Kept(torch.full((4,), 2.0), 5)}
-    made = recut(states, {"w": views["w"]}, views, init)
+    made = reslice_states(states, {"w": views["w"]}, views, init)
     assert made["w"].residual.tolist() == [1, 1, 2, 2, 2, 2]
     assert made["w"].count == 5
     assert isinstance(made["w"], Kept)
@@ -100,15 +99,15 @@ def test_dictionaries_are_memory_too_and_what_is_new_starts_fresh() -> None:
 
     views = {"w": torch.zeros(4), "new": torch.zeros(2)}
     pieces = {"w[0:2]": torch.zeros(2), "w[2:4]": torch.zeros(2), "new": torch.zeros(2)}
-    made = recut({"w": {"m": torch.arange(4.0)}}, pieces, views, init)
+    made = reslice_states({"w": {"m": torch.arange(4.0)}}, pieces, views, init)
     assert made["w[2:4]"]["m"].tolist() == [2, 3]
     assert made["new"]["m"].tolist() == [0, 0]
 
 
 def test_the_same_messages_are_not_bound_again() -> None:
-    one = Agreement(Flats({"w": torch.zeros(4)}), wfbp(), exact())
+    one = Exchange(FlatBuffers({"w": torch.zeros(4)}), wfbp(), exact())
     assert not one.rebind(wfbp(), {}, lambda n: 0.0)
     assert one.rebind(priority(16), {"w": Layer("w", 16, 1, 1)}, lambda n: 0.0) is False
-    two = Agreement(Flats({"w": torch.zeros(8)}), wfbp(), exact())
+    two = Exchange(FlatBuffers({"w": torch.zeros(8)}), wfbp(), exact())
     assert two.rebind(priority(16), {}, lambda n: 0.0)
     assert len(two.tasks) == 2

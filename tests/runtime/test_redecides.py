@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.analyse.links import Link
+from shoal.analysis.links import Link
 from shoal.axes.scheduling import Layer, Task, adaptive
-from shoal.runtime.choosing import Choice, Planned
-from shoal.runtime.measuring import Layout, Record, mean_nbytes
+from shoal.runtime.tuning.choose import Planned, ScheduleTuner
+from shoal.runtime.tuning.measure import MeasurementLayout, StepRecord, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
 
 MB = 2**20
@@ -25,15 +25,15 @@ class Training:
     def __init__(self, sizes: tuple[int, ...], link: Link) -> None:
         self.layers = [Layer(f"l{i}", n, n * 5e-10, n * 1e-9) for i, n in enumerate(sizes)]
         self.schedule, self.link, self.steps = adaptive(), link, 0
-        self.choice = Choice(self.schedule, [Layer(x.name, x.nbytes) for x in self.layers])
+        self.choice = ScheduleTuner(self.schedule, [Layer(x.name, x.nbytes) for x in self.layers])
         self.tasks = self.schedule.plan(self.layers, link.cost)
         self.decided: list[tuple[int, Planned]] = []
-        self._window: list[tuple[Record, float]] = []
+        self._window: list[tuple[StepRecord, float]] = []
 
     def step(self) -> None:
         """One step; after so many of them all are looked at, as in a run."""
         seconds, spans = schedule_seconds(self.tasks, self.layers, self.link.cost)
-        record = Record(0.0)
+        record = StepRecord(0.0)
         record.arrivals = {s.name.split()[1]: s.end for s in spans if s.name.startswith("backward")}
         sent = [s for s in spans if s.lane == "exchange"]
         record.tasks = {i: [s.start, s.end] for i, s in enumerate(sent)}
@@ -45,7 +45,7 @@ class Training:
     def _look(self) -> None:
         nbytes = [task.nbytes for task in self.tasks]
         sizes = (mean_nbytes(nbytes),)
-        layout = Layout(tuple(x.name for x in self.layers), sizes, self.schedule.every)
+        layout = MeasurementLayout(tuple(x.name for x in self.layers), sizes, self.schedule.every)
         records = [record for record, _ in self._window]
         taken = sorted(seconds for _, seconds in self._window)[len(self._window) // 2]
         planned = self.choice.look(layout.seen(layout.numbers(records, nbytes, taken)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.runtime.replanning import Changes
+from shoal.runtime.tuning.replan import Changes
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])

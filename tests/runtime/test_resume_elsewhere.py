@@ -64,7 +64,7 @@ def restored(case: Case, directory: str) -> Seen:
 
 
 def seen(run: Any, optimizer: torch.optim.Optimizer, said: list[str]) -> Seen:
-    from shoal.runtime.state import copied, model_state
+    from shoal.runtime.resume.state import copied, model_state
 
     replica = run.replicas["model"]
     with replica.agreed():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.errors import CheckpointError, CheckpointMismatch, CheckpointMissing
-from shoal.runtime.launch import launch
+from shoal.runtime.launcher.launch import launch
 from shoal.runtime.launcher.options import LaunchOptions
 from shoal.testing.processes import outcomes, run_workers
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 import shoal
 from shoal.errors import ConflictError
 from shoal.rules import Facts
-from shoal.runtime import closures
+from shoal.runtime import validate as closures
 from shoal.testing.processes import run_workers
 
 

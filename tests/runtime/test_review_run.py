@@ -17,15 +17,15 @@ from shoal.axes.scheduling import priority
 from shoal.errors import NonFinite, UsageError
 from shoal.flow import Mean
 from shoal.models import gpt
-from shoal.runtime.agreement import Agreement, typical
-from shoal.runtime.control import Table, Word
 from shoal.runtime.distribute import _told
-from shoal.runtime.flats import Flats
-from shoal.runtime.modes import Seat, choose, mixing
-from shoal.runtime.partitioned.pipe import _aside
-from shoal.runtime.source import Cut
+from shoal.runtime.parallel.pipeline import _aside
+from shoal.runtime.step.buffers import FlatBuffers
+from shoal.runtime.step.exchange import Exchange, typical
+from shoal.runtime.step.model import ShardedModel
+from shoal.runtime.step.modes import ReplicaIndex, choose, mixing
+from shoal.runtime.step.stats import StepReport, StepReports
 from shoal.runtime.train import progress
-from shoal.runtime.watch import Watched
+from shoal.runtime.tuning.measure import TracedWire
 from shoal.testing.processes import run_workers
 from shoal.timeline.record import Recorder
 from shoal.wire.null import NullWire
@@ -65,10 +65,10 @@ def test_a_sample_counts_once_however_many_ranks_see_it(strategy: str) -> None:
 
 
 def test_a_table_counts_what_copies_say_once() -> None:
-    word = Word(2.0, 4.0, 0.0, 0.0)
-    assert Table((word, word)).samples == 8
-    assert Table((word, word), copies=2).samples == 4
-    assert Table((word, word), copies=2).loss == 0.5
+    word = StepReport(2.0, 4.0, 0.0, 0.0)
+    assert StepReports((word, word)).samples == 8
+    assert StepReports((word, word), copies=2).samples == 4
+    assert StepReports((word, word), copies=2).loss == 0.5
 
 
 def test_resuming_without_a_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,27 +174,29 @@ def test_two_types_keep_the_order_that_priority_gave_each() -> None:
     kinds = (torch.float32, torch.float64)
     tensors = {n: torch.zeros(300, dtype=kinds[i % 2]) for i, n in enumerate(names)}
     schedule = priority(256)
-    bound = Flats(tensors).bind(schedule, typical)
+    bound = FlatBuffers(tensors).bind(schedule, typical)
     for kind in kinds:
         alike = {n: t for n, t in tensors.items() if t.dtype == kind}
-        own = [task.keys for task in Flats(alike).bind(schedule, typical)]
+        own = [task.keys for task in FlatBuffers(alike).bind(schedule, typical)]
         assert [task.keys for task in bound if task.whole.dtype == kind] == own
 
 
 def test_pairs_hold_no_buffers_and_other_modes_do(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr("shoal.runtime.modes.Flats", lambda *a, **k: made.append(a) or Flats(*a))
+    monkeypatch.setattr(
+        "shoal.runtime.step.modes.FlatBuffers", lambda *a, **k: made.append(a) or FlatBuffers(*a)
+    )
     parameters = {"w": torch.zeros(3)}
-    choose(shoal.parse("gossip, asp"), parameters, Seat(0, 3), lambda _: None)
+    choose(shoal.parse("gossip, asp"), parameters, ReplicaIndex(0, 3), lambda _: None)
     assert not made
-    choose(shoal.parse("gossip"), parameters, Seat(0, 3), lambda _: None)
+    choose(shoal.parse("gossip"), parameters, ReplicaIndex(0, 3), lambda _: None)
     assert made
 
 
 def test_mixing_ends_its_rounds_as_all_agreements_do() -> None:
     parameters = {"w": torch.zeros(3)}
     s = shoal.parse("gossip")
-    models = Agreement(Flats(parameters), s.scheduling, s.compression)
+    models = Exchange(FlatBuffers(parameters), s.scheduling, s.compression)
     mode = mixing.MixingMode(parameters, models, 1)
     mode.opening()
     models._before["w"] = 1
@@ -204,7 +206,7 @@ def test_mixing_ends_its_rounds_as_all_agreements_do() -> None:
 
 def test_a_span_is_noted_once_whoever_comes_first() -> None:
     recorder = Recorder(0)
-    pending = Watched(NullWire(), recorder).ask(Mean(torch.ones(2)))
+    pending = TracedWire(NullWire(), recorder).ask(Mean(torch.ones(2)))
     threads = [threading.Thread(target=pending.wait) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -260,9 +262,9 @@ def test_where_gradients_are_checked_is_as_the_settings_say(
 def test_a_norm_that_is_known_is_not_gathered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(
-        "shoal.runtime.partitioned.clip", lambda placed, limit, *, norm=None: told.append(norm)
+        "shoal.runtime.parallel.clip", lambda placed, limit, *, norm=None: told.append(norm)
     )
-    source = Cut.__new__(Cut)
+    source = ShardedModel.__new__(ShardedModel)
     source.placed = None  # type: ignore[assignment]
     source.clip(1.0, 3.5)
     assert told == [3.5]

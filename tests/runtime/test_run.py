@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal.strategy import parse
 from shoal.testing.processes import outcomes, run_workers
-from shoal.testing.school import School, digits, tiny
+from shoal.testing.trainer import LockstepTrainer, digits, tiny
 
 pytestmark = pytest.mark.gloo
 TOLERANCE = 1e-9
@@ -227,7 +227,7 @@ def test_processes_do_what_lockstep_does(workers: int) -> None:
     more = run_workers(workers, others, served, servers=1)
     for rank in range(workers):
         for text, got in {**told[rank], **more[rank]}.items():
-            school = School(parse(text), workers=workers, build=tiny)
+            school = LockstepTrainer(parse(text), workers=workers, build=tiny)
             school.train(digits(12), steps=6)
             limit = 5e-3 if "cast" in text else 1e-12  # gloo sums halves in another order
             assert difference(got, school.parameters(rank)) <= limit, text

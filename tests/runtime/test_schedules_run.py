@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
-from shoal.testing.hearing import heard
+from shoal.testing.logs import captured_logs
 from shoal.testing.processes import run_workers
 
 pytestmark = pytest.mark.gloo
@@ -105,7 +105,7 @@ def test_ranks_stay_alike_when_messages_are_compressed(workers: int) -> None:
 
 
 def said(strategy: str) -> list[str]:
-    lines = heard()
+    lines = captured_logs()
     trained("deep", strategy)
     return [line for line in lines if line.startswith(strategy)]
 

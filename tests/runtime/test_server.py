@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 import shoal
 from shoal.testing.processes import outcomes, run_workers
-from shoal.testing.school import digits, tiny
+from shoal.testing.trainer import digits, tiny
 
 pytestmark = pytest.mark.gloo
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from shoal.axes.compression import cast, exact, int8, topk
 from shoal.axes.compression.compressor import add_dense
-from shoal.runtime.store import Clocks, ModelStore
+from shoal.runtime.remote.model_store import Clocks, ServerModel
 from shoal.testing.contracts.exchange import exchange, tensors
 
 
@@ -64,10 +64,10 @@ def test_without_a_bound_nobody_ever_waits() -> None:
     assert clocks.may_go(0)
 
 
-def store(workers: int = 2, lr: float = 0.5, momentum: float = 0.0) -> ModelStore:
+def store(workers: int = 2, lr: float = 0.5, momentum: float = 0.0) -> ServerModel:
     parameters = {"w": nn.Parameter(torch.ones(2, 2)), "b": nn.Parameter(torch.ones(2))}
     optimizer = torch.optim.SGD(parameters.values(), lr=lr, momentum=momentum)
-    return ModelStore(parameters, optimizer, add=add_dense, workers=workers)
+    return ServerModel(parameters, optimizer, add=add_dense, workers=workers)
 
 
 def test_one_clock_of_all_workers_moves_the_model_as_one_step_of_bsp() -> None:
@@ -99,7 +99,7 @@ def test_a_message_is_decoded_whatever_its_form() -> None:
 
 def test_complex_parameters_are_pushed_as_pairs_of_real_numbers() -> None:
     w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    held = ModelStore({"w": w}, torch.optim.SGD([w], lr=1.0), add=add_dense, workers=1)
+    held = ServerModel({"w": w}, torch.optim.SGD([w], lr=1.0), add=add_dense, workers=1)
     held.push({"w": (torch.tensor([[1.0, 2.0], [3.0, 4.0]]),)})
     assert w.tolist() == [-1 - 2j, -3 - 4j]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.runtime.tally import Tally
+from shoal.runtime.step.stats import StepStats
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -12,7 +12,7 @@ def test_weights_of_one_global_batch_make_its_mean(weighted: bool) -> None:
     parts = [3, 2, 2]
     scales = []
     for mine in parts:
-        tally = Tally(weighted=weighted, together=True)
+        tally = StepStats(weighted=weighted, together=True)
         tally.open(mine, lambda: sum(parts))
         scales.append(tally.scale(mine, len(parts)))
     agreed = sum(scales) if weighted else sum(scales) / len(parts)
@@ -24,7 +24,7 @@ def test_shards_of_one_replica_weigh_by_their_samples() -> None:
     parts = [3, 2]
     scales = []
     for mine in parts:
-        tally = Tally(weighted=False, together=False, shards=2)
+        tally = StepStats(weighted=False, together=False, shards=2)
         tally.open(mine, lambda: sum(parts))
         scales.append(tally.scale(mine, 4))
     assert sum(scales) / 2 == pytest.approx(1)  # torch takes the mean over the shards

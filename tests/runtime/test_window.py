@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from shoal.axes.compression import exact
 from shoal.axes.scheduling import priority
 from shoal.flow import Mean
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.control import SILENT
-from shoal.runtime.engine import Engine
-from shoal.runtime.flats import Flats
+from shoal.runtime.step.buffers import FlatBuffers
+from shoal.runtime.step.engine import Engine
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.stats import EMPTY_REPORT
 
 
 class Counting:
@@ -56,14 +56,14 @@ def test_messages_under_way_are_limited_by_the_credit(credit: int, most: int) ->
     plain = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
     parameters = dict(model.named_parameters())
-    agreement = Agreement(Flats(parameters), priority(256, credit=credit), exact())
+    agreement = Exchange(FlatBuffers(parameters), priority(256, credit=credit), exact())
     wire = Counting()
     engine = Engine(agreement, wire, parameters=parameters, worker=0)
     for _ in range(2):
         model.zero_grad()
-        engine.arm(lambda: SILENT)
+        engine.arm(lambda: EMPTY_REPORT)
         model(x).square().sum().backward()
-        engine.send_rest(SILENT)
+        engine.send_rest(EMPTY_REPORT)
         engine.settle()
     engine.close()
     assert wire.asked == 2 * len(agreement.tasks)

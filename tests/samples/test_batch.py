@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 from shoal.errors import BadArgument, UsageError
 from shoal.samples import count, move, split
 from shoal.samples.batch import cut
-from shoal.samples.order import Span
+from shoal.samples.order import SampleRange
 
 
 class Pair(NamedTuple):
@@ -216,7 +216,7 @@ def test_an_object_that_refuses_slices_is_named() -> None:
 
 def test_a_batch_with_nothing_to_cut_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing in it has 3"):
-        cut({"a": [1, 2]}, 3, Span(0, 1))
+        cut({"a": [1, 2]}, 3, SampleRange(0, 1))
 
 
 @pytest.mark.parametrize("parts", [0, -1, 1.5, True])

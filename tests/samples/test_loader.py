@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from shoal.samples import Loader, Options, Share, count, make
+from shoal.samples import DataShard, Loader, LoaderOptions, count, make
 
 QUIET = pytest.mark.filterwarnings("ignore:batch_size")
 
@@ -50,7 +50,7 @@ kinds = st.sampled_from(sorted(KINDS))
 
 
 def workers(dataset: Any, batch_size: int, n: int, **options: Any) -> list[Loader]:
-    return [make(dataset, batch_size, share=Share(i, n), **options) for i in range(n)]
+    return [make(dataset, batch_size, share=DataShard(i, n), **options) for i in range(n)]
 
 
 def gathered(loaders: Iterable[Loader]) -> list[list[int]]:
@@ -152,7 +152,7 @@ def test_a_worker_without_samples_still_gets_a_batch(kind: str) -> None:
 
 def test_an_empty_part_keeps_the_shape_of_dicts_and_text() -> None:
     dataset = [{"x": torch.ones(3), "name": "a"}] * 3
-    *_, batch = make(dataset, 2, share=Share(1, 2))
+    *_, batch = make(dataset, 2, share=DataShard(1, 2))
     assert batch["x"].shape == (0, 3)
     assert batch["name"] == []
 
@@ -162,7 +162,7 @@ def test_a_batch_that_cannot_be_cut_is_handed_over_whole_and_weighs_nothing() ->
         def __init__(self, samples: list[int]) -> None:
             self.samples = samples
 
-    loader = make(range(3), 2, share=Share(1, 2), collate=Odd)
+    loader = make(range(3), 2, share=DataShard(1, 2), collate=Odd)
     *_, batch = loader
     assert len(batch.samples) == 1
     assert (loader.mine, list(loader.ids)) == (0, [])
@@ -193,7 +193,7 @@ def test_the_epoch_is_that_of_the_batch_in_hand() -> None:
 def test_the_length_counts_global_batches_of_all_epochs() -> None:
     assert len(make(Squares(7), 3, epochs=2)) == 6
     assert len(make(Squares(7), 3, epochs=2, drop_last=True)) == 4
-    assert len(make(Squares(7), 9, share=Share(1, 2))) == 1
+    assert len(make(Squares(7), 9, share=DataShard(1, 2))) == 1
     assert len(list(make(Stream(7), 3))) == 3
     with pytest.raises(TypeError, match="unknown length"):
         len(make(Stream(7), 3))
@@ -239,12 +239,12 @@ def test_restoring_inside_a_loop_goes_on_from_there(kind: str) -> None:
 
 
 def test_custom_collate_sees_the_samples_of_this_worker() -> None:
-    loader = make(Squares(4), 4, share=Share(1, 2), collate=list, shuffle=False)
+    loader = make(Squares(4), 4, share=DataShard(1, 2), collate=list, shuffle=False)
     assert list(loader) == [[(2, 4), (3, 9)]]
 
 
 def test_options_are_a_value_too() -> None:
-    loader = Loader(Squares(4), 2, options=Options(shuffle=False))
+    loader = Loader(Squares(4), 2, options=LoaderOptions(shuffle=False))
     assert gathered([loader]) == [[0, 1], [2, 3]]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from shoal.errors import BadArgument, CheckpointMismatch, UnknownName, UsageError
-from shoal.samples import Options, Share, make
+from shoal.samples import DataShard, LoaderOptions, make
 
 
 class Faulty(Dataset[int]):
@@ -73,7 +73,7 @@ def test_a_batch_size_that_is_no_positive_int_is_refused(size: Any) -> None:
 )
 def test_an_option_out_of_range_is_refused(name: str, value: Any) -> None:
     with pytest.raises(BadArgument, match=f"{name}={value!r}"):
-        Options(**{name: value})
+        LoaderOptions(**{name: value})
 
 
 def test_an_unknown_option_offers_the_nearest() -> None:
@@ -85,7 +85,7 @@ def test_fewer_samples_a_batch_than_workers_are_refused() -> None:
     with pytest.raises(
         UsageError, match=r"batch_size=3 .* 4 workers.*raise batch_size or use fewer"
     ):
-        make(range(9), 3, share=Share(0, 4))
+        make(range(9), 3, share=DataShard(0, 4))
 
 
 def test_a_batch_larger_than_the_dataset_warns_once_and_says_what_happens() -> None:
@@ -95,7 +95,7 @@ def test_a_batch_larger_than_the_dataset_warns_once_and_says_what_happens() -> N
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make(range(3), 8, share=Share(1, 2))  # worker 0 has said it
+        make(range(3), 8, share=DataShard(1, 2))  # worker 0 has said it
 
 
 def test_dropping_the_only_batch_is_refused() -> None:

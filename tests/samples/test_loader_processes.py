@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.errors import UsageError
-from shoal.samples import Share, make
+from shoal.samples import DataShard, make
 
 pytestmark = pytest.mark.gloo
 
@@ -46,7 +46,7 @@ def columns(loader: Any, column: int = 0) -> list[list[float]]:
 
 
 def test_processes_change_neither_order_nor_parts() -> None:
-    for share in (Share(0, 2), Share(1, 2)):
+    for share in (DataShard(0, 2), DataShard(1, 2)):
         here = make(Rows(), 4, share=share, epochs=2)
         there = make(Rows(), 4, share=share, epochs=2, processes=1)
         assert columns(there) == columns(here)
@@ -79,7 +79,7 @@ def test_augmentation_does_not_depend_on_processes() -> None:
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_stream_that_shards_itself_is_read_whole(processes: int) -> None:
     parts = [
-        [batch.tolist() for batch in make(Sharded(), 4, share=Share(i, 2), processes=processes)]
+        [batch.tolist() for batch in make(Sharded(), 4, share=DataShard(i, 2), processes=processes)]
         for i in range(2)
     ]
     assert parts == [[[0, 1], [4, 5]], [[2, 3], [6]]]

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import BadArgument
-from shoal.samples.order import Share, Span, batch_count, batches, mix, order, part
+from shoal.samples.order import (
+    DataShard,
+    SampleRange,
+    batch_count,
+    batches,
+    mix,
+    order,
+    part,
+)
 
 lengths = st.integers(1, 60)
 sizes = st.integers(1, 20)
@@ -18,7 +26,7 @@ counts = st.integers(1, 9)
 @given(start=st.integers(0, 50), size=st.integers(0, 50), count=counts)
 @settings(deadline=None)
 def test_parts_follow_each_other_and_cover_the_batch(start: int, size: int, count: int) -> None:
-    parts = [part(Span(start, start + size), Share(i, count)) for i in range(count)]
+    parts = [part(SampleRange(start, start + size), DataShard(i, count)) for i in range(count)]
     covered = [position for piece in parts for position in range(*piece)]
     assert covered == list(range(start, start + size))
 
@@ -26,7 +34,7 @@ def test_parts_follow_each_other_and_cover_the_batch(start: int, size: int, coun
 @given(size=st.integers(0, 50), count=counts)
 @settings(deadline=None)
 def test_sizes_of_parts_differ_by_at_most_one(size: int, count: int) -> None:
-    held = [part(Span(0, size), Share(i, count)).size for i in range(count)]
+    held = [part(SampleRange(0, size), DataShard(i, count)).size for i in range(count)]
     assert max(held) - min(held) <= 1
     assert held == sorted(held, reverse=True)
 
@@ -34,7 +42,7 @@ def test_sizes_of_parts_differ_by_at_most_one(size: int, count: int) -> None:
 @given(length=lengths, size=sizes, start=st.integers(0, 60), drop=st.booleans())
 @settings(deadline=None)
 def test_batches_are_full_but_for_the_last(length: int, size: int, start: int, drop: bool) -> None:
-    spans = list(batches(Span(start, length), size, drop_last=drop))
+    spans = list(batches(SampleRange(start, length), size, drop_last=drop))
     assert all(span.size == size for span in spans[: None if drop else -1])
     covered = [position for span in spans for position in range(*span)]
     tail = list(range(start, length))
@@ -81,4 +89,4 @@ def test_a_mixed_seed_fits_a_torch_generator() -> None:
 @pytest.mark.parametrize(("index", "count"), [(1, 1), (-1, 2), (0, 0), (3, 2)])
 def test_a_share_outside_its_workers_is_refused(index: int, count: int) -> None:
     with pytest.raises(BadArgument, match=f"index={index}, count={count}"):
-        Share(index, count)
+        DataShard(index, count)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import BadArgument
-from shoal.simulate.clock import Clock, Event, Process
+from shoal.simulate.clock import Clock, ClockEvent, Process
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=30))
@@ -114,7 +114,7 @@ def test_a_process_may_wait_for_another() -> None:
 def test_those_who_wait_for_ever_are_counted() -> None:
     clock = Clock()
 
-    def waits(event: Event) -> Process:
+    def waits(event: ClockEvent) -> Process:
         yield event
 
     clock.start(waits(clock.event()))

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shoal.axes.collectives import ring
 from shoal.testing.processes import run_workers
-from shoal.wire.halves import Halves
+from shoal.wire.route import Halves
 
 pytestmark = pytest.mark.gloo
 LENGTHS = (0, 1, 2, 3, 7, 64)

@@ -15,11 +15,19 @@ from torch import Tensor
 
 from shoal.axes.collectives import Collective, native, ring, tree
 from shoal.flow import Mean
-from shoal.runtime.modes import Seat
-from shoal.runtime.routes import paths
+from shoal.runtime.step.modes import ReplicaIndex
+from shoal.runtime.wires import paths
 from shoal.testing.contracts import make
 from shoal.testing.processes import run_workers
-from shoal.wire.hops import GroupLinks, Hops, HopsWire, Links, Urgency, newest, oldest
+from shoal.wire.queued import (
+    GroupLinks,
+    Links,
+    QueuedRoute,
+    QueuedWire,
+    Urgency,
+    newest,
+    oldest,
+)
 
 SECONDS = 20.0  # a test that waits longer hangs
 ROUTES = ["tree", "ring", "butterfly", "double_tree", "halving_doubling", "linear"]
@@ -74,8 +82,10 @@ class Memory:
 
 
 @contextmanager
-def hops(links: Links, route: Collective, seat: Seat, urgency: Urgency = newest) -> Iterator[Hops]:
-    made = Hops(links, paths(route, seat, None), urgency)
+def hops(
+    links: Links, route: Collective, seat: ReplicaIndex, urgency: Urgency = newest
+) -> Iterator[QueuedRoute]:
+    made = QueuedRoute(links, paths(route, seat, None), urgency)
     try:
         yield made
     finally:
@@ -86,7 +96,7 @@ def passed_on(urgency: Urgency) -> tuple[list[int], list[list[float]]]:
     """The order in which worker 2 passes on to worker 0 what came from 3, and its sums."""
     links = Gated()
     mine = [torch.full((2,), float(number), dtype=torch.float64) for number in range(4)]
-    with hops(links, tree(), Seat(2, 4), urgency) as hop:
+    with hops(links, tree(), ReplicaIndex(2, 4), urgency) as hop:
         works = [hop.sum(tensor) for tensor in mine]
         links.deliver(3, 0, 10.0)
         until(lambda: links.sent == [(0, 0)])  # the link is busy with the first
@@ -122,7 +132,7 @@ def test_first_come_first_served_overtakes_nobody() -> None:
 def test_results_are_passed_on_to_all_children_at_once() -> None:
     """The root of four sends to 2 and 1, and neither waits for the other."""
     links = Gated()
-    with hops(links, tree(), Seat(0, 4)) as root:
+    with hops(links, tree(), ReplicaIndex(0, 4)) as root:
         work = root.sum(torch.zeros(2, dtype=torch.float64))
         links.deliver(1, 0, 1.0)
         links.deliver(2, 0, 2.0)
@@ -134,7 +144,7 @@ def test_results_are_passed_on_to_all_children_at_once() -> None:
 
 def test_what_comes_before_it_was_asked_for_is_held() -> None:
     links = Gated()
-    with hops(links, tree(), Seat(0, 2)) as root:
+    with hops(links, tree(), ReplicaIndex(0, 2)) as root:
         links.through.release(2)
         first = root.sum(torch.zeros(2, dtype=torch.float64))
         links.deliver(1, 1, 7.0)
@@ -156,7 +166,9 @@ def test_any_order_at_any_hop_gives_the_sum(text: str, world: int) -> None:
 
     def work(rank: int) -> None:
         urgencies: list[Urgency] = [newest, oldest, lambda number: number % 2]
-        with hops(Memory(rank, boxes), make(text), Seat(rank, world), urgencies[rank % 3]) as hop:
+        with hops(
+            Memory(rank, boxes), make(text), ReplicaIndex(rank, world), urgencies[rank % 3]
+        ) as hop:
             mine = [torch.full((n,), 10.0**rank, dtype=torch.float64) for n in sizes]
             for under_way in [hop.sum(tensor) for tensor in mine]:
                 under_way.wait()
@@ -179,7 +191,7 @@ class Broken(Gated):
 
 
 def test_a_lost_peer_fails_what_is_under_way_and_what_comes_after() -> None:
-    with hops(Broken(), tree(), Seat(0, 2)) as root:
+    with hops(Broken(), tree(), ReplicaIndex(0, 2)) as root:
         under_way = root.sum(torch.zeros(2))
         with pytest.raises(ConnectionError, match="hung up"):
             under_way.wait()
@@ -189,11 +201,11 @@ def test_a_lost_peer_fails_what_is_under_way_and_what_comes_after() -> None:
 
 def test_torchs_own_sums_go_by_a_tree_for_they_have_no_hops() -> None:
     for worker in range(4):
-        seat = Seat(worker, 4)
+        seat = ReplicaIndex(worker, 4)
         assert paths(native(), seat, None)(torch.zeros(1)) == paths(tree(), seat, None)(
             torch.zeros(1)
         )
-    assert paths(ring(), Seat(0, 4), None)(torch.zeros(1)).chunks == 4
+    assert paths(ring(), ReplicaIndex(0, 4), None)(torch.zeros(1)).chunks == 4
 
 
 def _means_in_a_pair() -> list[list[float]]:
@@ -203,8 +215,8 @@ def _means_in_a_pair() -> list[list[float]]:
     if rank == 0:
         dist.barrier()  # the others still meet at my store
         return []
-    queues = Hops(GroupLinks(pair, 5), paths(tree(), Seat(rank - 1, 2), pair))
-    wire = HopsWire(pair, weighted=False, hops=queues)
+    queues = QueuedRoute(GroupLinks(pair, 5), paths(tree(), ReplicaIndex(rank - 1, 2), pair))
+    wire = QueuedWire(pair, weighted=False, hops=queues)
     assert not wire.blocks
     asked = [torch.full((3, n), float(rank * n), dtype=torch.bfloat16) for n in (0, 1, 2, 4)]
     answers = [wire.ask(Mean(tensor)) for tensor in asked]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.wire.pending import ALIGN, Several, There, Works, pack, unpack
+from shoal.wire.wire import ALIGN, PendingAll, PendingWork, Ready, pack, unpack
 
 dtypes = st.sampled_from([torch.float32, torch.int64, torch.uint8, torch.bfloat16, torch.bool])
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -35,4 +35,4 @@ def test_nothing_may_lie_where_its_type_could_not_start() -> None:
 
 
 def test_answers_come_in_the_order_of_asks() -> None:
-    assert Several((There(1), Works((), lambda: 2))).wait() == (1, 2)
+    assert PendingAll((Ready(1), PendingWork((), lambda: 2))).wait() == (1, 2)

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.axes.collectives import MEMBERS, Collective, Network, native
-from shoal.axes.collectives.measured import WINNER
-from shoal.runtime.modes import Seat
-from shoal.runtime.routes import Choice, routed
+from shoal.axes.collectives.kit.choose import WINNER
+from shoal.runtime.step.modes import ReplicaIndex
+from shoal.runtime.wires import RouteTuner, routed
 from shoal.testing.contracts import make, samples
 from shoal.testing.processes import run_workers
 from shoal.wire.probe import SIZES as PROBED
@@ -77,8 +77,8 @@ def test_a_route_sums_like_torch_at_every_size_and_alike_on_every_rank(world: in
 def _chosen() -> tuple[dict[int, str], list[list[float]]]:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    route = routed(make("fastest"), Seat(rank, world), None)
-    assert isinstance(route, Choice)
+    route = routed(make("fastest"), ReplicaIndex(rank, world), None)
+    assert isinstance(route, RouteTuner)
     sums = []
     for size in (3, 1001, 40_000, 3, 200_000):
         values = _values(rank, size)
@@ -102,8 +102,8 @@ def test_all_ranks_choose_the_same_route_for_each_size(world: int) -> None:
 def _told(reports: list[str]) -> tuple[list[str], list[float]]:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    route = routed(make(f"fastest({reports[rank]!r})"), Seat(rank, world), None)
-    assert isinstance(route, Choice)
+    route = routed(make(f"fastest({reports[rank]!r})"), ReplicaIndex(rank, world), None)
+    assert isinstance(route, RouteTuner)
     values = _values(rank, 1001)
     route(values)
     return [repr(chosen) for chosen in route.chosen.values()], values[:5].tolist()
@@ -193,8 +193,8 @@ def _sizes_timed() -> list[int]:
         asked.append(int(nbytes))
         return native(), make("tree")
 
-    seat = Seat(dist.get_rank(), dist.get_world_size())
-    choice = Choice(replace(make("fastest"), contenders=contenders), seat, None)
+    seat = ReplicaIndex(dist.get_rank(), dist.get_world_size())
+    choice = RouteTuner(replace(make("fastest"), contenders=contenders), seat, None)
     for size in (1000, 1001, 1500, 300):
         choice(_values(seat.worker, size))
     return asked

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ExchangeTimeout, PeerLost, UsageError
 from shoal.wire.channel import Message
-from shoal.wire.served import ServedWire, check, deal, fault, rates
+from shoal.wire.server import ServerWire, check, deal, fault, rates
 
 sizes = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 1000), max_size=12)
 
@@ -61,8 +61,8 @@ class Deaf:
         self.closed = True
 
 
-def wired(*channels: Deaf) -> ServedWire:
-    return ServedWire(
+def wired(*channels: Deaf) -> ServerWire:
+    return ServerWire(
         channels,  # type: ignore[arg-type]
         workers=2,
         describe=lambda ask: ([], []),

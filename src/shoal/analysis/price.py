@@ -1,7 +1,7 @@
 """Price of a collective: walk the same rounds that a wire runs and a proof checks.
 
-How rounds add up is told in :mod:`shoal.axes.collectives.walk`. Reducing is taken to hide behind
-receiving.
+How the times of rounds add up is defined in :mod:`shoal.axes.collectives.kit.walk`. The model
+assumes that reducing overlaps with receiving.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from shoal.analyse.links import Link
+from shoal.analysis.links import Link
 from shoal.axes.collectives import Collective, Network, Round, walk
 from shoal.errors import BadArgument
 

@@ -15,7 +15,7 @@ from torch import nn
 from shoal.bench.exchange.data import PIXELS, Data, pictures
 from shoal.models import mlp
 from shoal.strategy import parse
-from shoal.testing.school import Batch, School
+from shoal.testing.trainer import Batch, LockstepTrainer
 
 CLASSES = 10
 Curve = list[tuple[int, float]]
@@ -72,7 +72,7 @@ def train(task: Task, strategy: str, *, rate: float, seed: int) -> Curve:
             model = mlp(PIXELS**2, CLASSES, width=task.width)
         return model, torch.optim.SGD(model.parameters(), lr=rate)
 
-    school = School(parse(strategy), workers=task.workers, build=build)
+    school = LockstepTrainer(parse(strategy), workers=task.workers, build=build)
     judge, _ = build()
     curve: Curve = []
     for step, batch in enumerate(batches(task, seed)):

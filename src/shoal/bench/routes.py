@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from shoal.axes.collectives.measured import WINNER, read_case
+from shoal.axes.collectives.kit.choose import WINNER, read_case
 from shoal.bench.blocks import slowest
 from shoal.bench.collective_times import turns
 from shoal.bench.form import Bar, Report, Result
@@ -184,13 +184,13 @@ def time_blocks(nbytes: int, blocks: int, times: int) -> tuple[dict[str, list[fl
     import torch
     import torch.distributed as dist
 
-    from shoal.runtime.modes import Seat
-    from shoal.runtime.routes import Choice, routed
+    from shoal.runtime.step.modes import ReplicaIndex
+    from shoal.runtime.wires import RouteTuner, routed
     from shoal.testing.contracts import make
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    seat = Seat(dist.get_rank(), dist.get_world_size())
+    seat = ReplicaIndex(dist.get_rank(), dist.get_world_size())
     known = {name: make(name) for name in (NATIVE, *ROUTES, FASTEST)}
     served = {name: route for name, route in known.items() if not route.refusal(seat.workers)}
     runs = {name: routed(route, seat, None) or dist.all_reduce for name, route in served.items()}
@@ -206,5 +206,5 @@ def time_blocks(nbytes: int, blocks: int, times: int) -> tuple[dict[str, list[fl
                 runs[name](message)
             seconds[name].append((time.perf_counter() - begin) / times)
     chooser = runs[FASTEST]
-    chosen = repr(chooser.chosen[nbytes]) if isinstance(chooser, Choice) else ""
+    chosen = repr(chooser.chosen[nbytes]) if isinstance(chooser, RouteTuner) else ""
     return {name: taken[2:] for name, taken in seconds.items()}, chosen

@@ -20,11 +20,11 @@ from shoal.checkpoint.loading import load
 from shoal.checkpoint.matching import match
 from shoal.checkpoint.rng import rng_state, set_rng_state
 from shoal.checkpoint.saving import save
-from shoal.checkpoint.state import Loaded, Options, State
+from shoal.checkpoint.state import Loaded, SaveOptions, State
 
 __all__ = [
     "Loaded",
-    "Options",
+    "SaveOptions",
     "State",
     "load",
     "match",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from shoal.checkpoint.manifest import Chunk, Entry, Manifest
+from shoal.checkpoint.manifest import Chunk, Manifest, TensorEntry
 from shoal.checkpoint.raw import DTYPES, is_dense
 from shoal.checkpoint.tree import unflatten
 
@@ -34,7 +34,7 @@ def audit(manifest: Manifest) -> None:
     _audit_names(manifest)
 
 
-def _audit_entry(entry: Entry, files: dict[str, int]) -> None:
+def _audit_entry(entry: TensorEntry, files: dict[str, int]) -> None:
     _need(entry.dtype in DTYPES, f"unknown dtype {entry.dtype!r}")
     _need(math.prod(max(size, 1) for size in entry.shape) < 1 << 62, "too large for any machine")
     for chunk in entry.chunks:
@@ -45,7 +45,7 @@ def _audit_entry(entry: Entry, files: dict[str, int]) -> None:
     _need(not _overlap(entry.chunks), "chunks overlap")
 
 
-def _audit_chunk(chunk: Chunk, entry: Entry) -> None:
+def _audit_chunk(chunk: Chunk, entry: TensorEntry) -> None:
     dims = len(entry.shape)
     lengths = {len(chunk.offsets), len(chunk.sizes), len(chunk.stride)}
     _need(lengths == {dims}, f"a chunk does not have {dims} dimensions")

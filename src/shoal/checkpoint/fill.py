@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
-from shoal.checkpoint.manifest import Entry, Manifest
+from shoal.checkpoint.manifest import Manifest, TensorEntry
 from shoal.checkpoint.matching import differ
 from shoal.checkpoint.plan import tied
 from shoal.checkpoint.raw import DTYPES, row_major
@@ -65,7 +65,7 @@ def _read_into(targets: dict[str, Tensor], reader: ManifestReader) -> None:
     reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
-def _fresh(entry: Entry) -> Tensor:
+def _fresh(entry: TensorEntry) -> Tensor:
     whole = entry.chunks[0].sizes == entry.shape
     stride = entry.chunks[0].stride if whole else row_major(entry.shape)
     return torch.empty_strided(entry.shape, stride, dtype=DTYPES[entry.dtype])

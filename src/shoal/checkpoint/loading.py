@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shoal.checkpoint import directory
 from shoal.checkpoint.manifest import NAME, Manifest
 from shoal.checkpoint.state import Loaded, Nested
-from shoal.checkpoint.team import Team
+from shoal.checkpoint.team import CheckpointGroup
 from shoal.errors import BadArgument, CheckpointCorrupt, CheckpointError, CheckpointMissing
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def load(
     """
     if not 0 <= rank < size:
         raise BadArgument(f"load(rank={rank}, size={size})", "rank must lie in [0, size)")
-    team = Team(group)
+    team = CheckpointGroup(group)
     places = team.together("find", lambda: [str(p) for p in _candidates(path)])[0]
     found, manifest = _first_sound([Path(place) for place in places], team)
     team.together("fit", lambda: _check_fit(found, manifest, into))
@@ -74,7 +74,7 @@ def _candidates(path: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _first_sound(places: list[Path], team: Team) -> tuple[Path, Manifest]:
+def _first_sound(places: list[Path], team: CheckpointGroup) -> tuple[Path, Manifest]:
     """The first that every worker finds sound; what is wrong with those before it is logged."""
     failures: list[CheckpointError] = []
     for place in places:
@@ -96,7 +96,7 @@ def _all_missing(failures: list[CheckpointError]) -> bool:
     return all(isinstance(failure, CheckpointMissing) for failure in failures)
 
 
-def _verify(path: Path, team: Team, held: list[Manifest]) -> None:
+def _verify(path: Path, team: CheckpointGroup, held: list[Manifest]) -> None:
     """Check the manifest, and the CRC-32 of this worker's share of all chunks."""
     from shoal.checkpoint.storage import Files
 

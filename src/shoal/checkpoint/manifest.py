@@ -34,7 +34,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor."""
 
     dtype: str
@@ -53,14 +53,14 @@ class Manifest:
     step: int
     size: int
     files: dict[str, int]  # name to nbytes
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
     alias: dict[str, str] = field(default_factory=dict)
     shared: Any = None
     ranks: tuple[Any, ...] = ()
     meta: Any = None
     written: str = ""  # when, for people; nothing is decided by a clock
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """The tensor of this name, or the one it is tied to."""
         return self.tensors[self.alias.get(name, name)]
 
@@ -123,9 +123,9 @@ def _build(body: dict[str, Any]) -> Manifest:
     )
 
 
-def _entry(entry: dict[str, Any]) -> Entry:
+def _entry(entry: dict[str, Any]) -> TensorEntry:
     chunks = tuple(chunk_of(chunk) for chunk in entry["chunks"])
-    return Entry(str(entry["dtype"]), _wholes(entry["shape"]), chunks)
+    return TensorEntry(str(entry["dtype"]), _wholes(entry["shape"]), chunks)
 
 
 def chunk_of(chunk: dict[str, Any]) -> Chunk:

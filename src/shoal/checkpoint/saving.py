@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.checkpoint import directory
 from shoal.checkpoint.commit import Draft, commit, prune, sweep
-from shoal.checkpoint.manifest import Entry, Manifest, chunk_of
+from shoal.checkpoint.manifest import Manifest, TensorEntry, chunk_of
 from shoal.checkpoint.raw import dtype_name
-from shoal.checkpoint.state import Options, State
-from shoal.checkpoint.team import Team
+from shoal.checkpoint.state import SaveOptions, State
+from shoal.checkpoint.team import CheckpointGroup
 from shoal.checkpoint.tree import flatten
 from shoal.errors import BadArgument, CheckpointError
 
@@ -33,7 +33,7 @@ _ENTRY_NBYTES = 512
 
 
 def save(
-    root: str | os.PathLike[str], state: State, *, step: int, options: Options | None = None
+    root: str | os.PathLike[str], state: State, *, step: int, options: SaveOptions | None = None
 ) -> Path:
     """Save ``state`` under ``root``; every worker of ``options.group`` calls this.
 
@@ -51,8 +51,8 @@ def save(
     Raises:
         CheckpointError: on all workers, with the reason of the one that failed.
     """
-    options = options or Options()
-    team = Team(options.group, options.timeout_seconds)
+    options = options or SaveOptions()
+    team = CheckpointGroup(options.group, options.timeout_seconds)
     work = _Work.of(state, team)
     token, place = team.together("check", lambda: _check(root, step))[0]
     draft = Draft(Path(place), step, token)
@@ -82,7 +82,7 @@ class _Work:
     planner: DefaultSavePlanner
 
     @classmethod
-    def of(cls, state: State, team: Team) -> _Work:
+    def of(cls, state: State, team: CheckpointGroup) -> _Work:
         """Flatten and check; all workers learn of what cannot be saved."""
         found: list[_Work] = []
         team.together("flatten", lambda: found.append(cls._of(state, team.rank)))
@@ -105,7 +105,7 @@ class _Work:
         planner.set_up_planner({**shared_tensors, **mine_tensors}, None, rank == 0)
         return cls(shared, mine, meta, [shared_tensors, mine_tensors], planner)
 
-    def plan(self, team: Team) -> tuple[list[SavePlan], dict[str, str]]:
+    def plan(self, team: CheckpointGroup) -> tuple[list[SavePlan], dict[str, str]]:
         """Everyone's part of the work, and which names are tied."""
         from shoal.checkpoint.plan import agree, message
 
@@ -145,7 +145,7 @@ class _Work:
             for name, chunk in part["chunks"]:
                 chunks.setdefault(name, []).append(chunk_of(chunk))
         tensors = {
-            name: Entry(dtype, tuple(shape), tuple(chunks[name]))
+            name: TensorEntry(dtype, tuple(shape), tuple(chunks[name]))
             for name, (dtype, shape) in kinds.items()
         }
         return Manifest(
@@ -167,7 +167,7 @@ def _check(root: str | os.PathLike[str], step: int) -> tuple[str, str]:
     return secrets.token_hex(8), str(directory.checked(root).absolute())
 
 
-def _open(draft: Draft, team: Team, nbytes: int, stack: contextlib.ExitStack) -> None:
+def _open(draft: Draft, team: CheckpointGroup, nbytes: int, stack: contextlib.ExitStack) -> None:
     if team.rank != 0:
         return
     directory.make_root(draft.root)
@@ -196,7 +196,7 @@ def _tidy(draft: Draft, keep: int) -> None:
 
 
 @contextlib.contextmanager
-def _cleaning(draft: Draft, team: Team) -> Iterator[None]:
+def _cleaning(draft: Draft, team: CheckpointGroup) -> Iterator[None]:
     """Leave nothing of a save that failed; nobody writes any more when the error is out."""
     try:
         yield

@@ -32,7 +32,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Options:
+class SaveOptions:
     """How to save.
 
     Attributes:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from shoal.checkpoint.directory import open_data
-from shoal.checkpoint.manifest import Chunk, Entry, Manifest
+from shoal.checkpoint.manifest import Chunk, Manifest, TensorEntry
 from shoal.checkpoint.raw import DTYPES, crc_of, dense, read_all, view_bytes, write_all
 from shoal.errors import CheckpointCorrupt, CheckpointError
 
@@ -153,7 +153,7 @@ class Files:
         self._closing.close()
         self._open.clear()
 
-    def read(self, name: str, entry: Entry, chunk: Chunk) -> Tensor:
+    def read(self, name: str, entry: TensorEntry, chunk: Chunk) -> Tensor:
         """The values of one chunk, in the strides it was saved with."""
         count = chunk.nbytes // DTYPES[entry.dtype].itemsize
         flat = torch.empty(count, dtype=DTYPES[entry.dtype])
@@ -191,7 +191,7 @@ def _copy(values: Tensor, item: ReadItem, planner: LoadPlanner) -> None:
     planner.commit_tensor(item, target)
 
 
-def _metadata(entry: Entry) -> TensorStorageMetadata:
+def _metadata(entry: TensorEntry) -> TensorStorageMetadata:
     chunks = [
         ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in entry.chunks
     ]

@@ -33,7 +33,7 @@ _KINDS: dict[str, type[CheckpointError]] = {
 
 
 @dataclass(frozen=True)
-class Team:
+class CheckpointGroup:
     """The workers of ``group``, or this process alone."""
 
     group: ProcessGroup | None = None

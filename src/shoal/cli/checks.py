@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 
 from shoal.cores import usable_cores
 from shoal.errors import UsageError
-from shoal.runtime.launcher.host import bind
-from shoal.runtime.launcher.interfaces import IFNAME, gloo_choice, is_loopback
 from shoal.runtime.launcher.options import most_workers
+from shoal.runtime.launcher.store_host import bind
+from shoal.runtime.world.interfaces import IFNAME, gloo_choice, is_loopback
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
@@ -95,8 +95,8 @@ def backends(name: str, workers: int) -> Finding:
 
 def shoal_backend(name: str, workers: int) -> Finding:
     """Whether workers of this machine can share memory, and read each other's."""
-    from shoal.wire.shm import segment
-    from shoal.wire.shm.reading import LEAST, NEVER, Token, finds, least_nbytes
+    from shoal.wire.shm.memory import segment
+    from shoal.wire.shm.memory.cma import LEAST, NEVER, Token, finds, least_nbytes
 
     try:
         offer = segment.make(SHM_NBYTES)

@@ -57,7 +57,7 @@ def run(
 
 def start(command: list[str], options: LaunchOptions) -> int:
     """Check what can be checked here, then launch: here, or on each host of a testbed."""
-    from shoal.runtime.launch import launch
+    from shoal.runtime.launcher.launch import launch
     from shoal.runtime.launcher.options import check
 
     bed = testbed_named(options.hosts)

@@ -3,6 +3,11 @@
 The script is run as ever, with ``SHOAL_MODE=capture``. Its data are real, its models are built
 without memory, so that one of any size fits. ``distribute`` gives it a stand-in for a run; the
 first step ends the script.
+
+Build models without memory: what a module makes for itself is on the meta device.
+
+Data stay real, so that scripts may look at them; whatever meets a weightless tensor becomes
+weightless too, so that a model may even be called.
 """
 
 from __future__ import annotations
@@ -14,19 +19,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from shoal.errors import UsageError
-from shoal.runtime.feed import Feed
-from shoal.runtime.join import World
+from shoal.runtime.context import RunContext
 from shoal.runtime.run import Run
 from shoal.runtime.settings import Settings
-from shoal.runtime.step import Step
-from shoal.runtime.team import Team
-from shoal.runtime.weightless import META, Weightless, strip
+from shoal.runtime.step.batches import RunLoader
+from shoal.runtime.step.stats import Step
+from shoal.runtime.world.join import World
 from shoal.samples.batch import move
 from shoal.strategy import Strategy
 from shoal.timeline.record import NullRecorder
@@ -76,7 +83,7 @@ class StandIn(Run):
         """The model, where there is one."""
         return next(iter(self.models.values()))[0]
 
-    def loader(self, dataset: Any, batch_size: int, **options: Any) -> Feed:
+    def loader(self, dataset: Any, batch_size: int, **options: Any) -> RunLoader:
         """The script's own, read in this process."""
         return super().loader(dataset, batch_size, **{**options, "processes": 0})
 
@@ -131,7 +138,7 @@ class StandIn(Run):
 def stand_in(models: Any, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
     """What ``distribute`` gives a script that is captured."""
     world = World(0, 1, 0, 1, META, "none", None)
-    run = StandIn({}, loss=loss, team=Team(world, strategy, settings, NullRecorder()))
+    run = StandIn({}, loss=loss, team=RunContext(world, strategy, settings, NullRecorder()))
     run.models = models
     return run
 
@@ -185,3 +192,86 @@ def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
             del os.environ[MODE]
         else:
             os.environ[MODE] = mode
+
+
+META = torch.device("meta")
+
+
+class Weightless(TorchFunctionMode):
+    """Inside, modules are built on the meta device, and stay there wherever they are sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._makes = _device_constructors()
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Send what modules make, and what meets it, to the meta device."""
+        named = dict(kwargs or {})
+        if func in self._makes:
+            if _asked(named.get("device")) and _building():
+                named.pop("generator", None)  # one of the CPU cannot draw for another device
+                named["device"] = META
+            return func(*args, **named)
+        if not any(t.is_meta for t in _tensors((args, named))):
+            return func(*args, **named)
+        if func in (Tensor.cpu, Tensor.cuda):
+            return args[0]
+        args, named = _sent(args), _sent(named)
+        if func is Tensor.to:
+            args = tuple(META if _is_device(a) else a for a in args)
+            named = {k: META if k == "device" else v for k, v in named.items()}
+        return func(*args, **named)
+
+
+def _asked(device: Any) -> bool:
+    """A module that insists on the CPU wants to read what it makes (numbers for its layers)."""
+    return device is None or torch.device(device).type != "cpu"
+
+
+def _building() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, str | torch.device)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _sent(value: Any) -> Any:
+    """The same on the meta device; generators stay behind."""
+    if isinstance(value, Tensor):
+        return value if value.is_meta else value.to(META)
+    if type(value) in (tuple, list):
+        return type(value)(_sent(item) for item in value)
+    if isinstance(value, dict):
+        return {k: _sent(v) for k, v in value.items() if not isinstance(v, torch.Generator)}
+    return value
+
+
+def strip(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Take the weight off what was built outside of a module; the optimizer follows."""
+    before = dict(model.named_parameters())
+    model.to(META)
+    taken = {id(before[name]): p for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        group["params"] = [taken.get(id(p), p) for p in group["params"]]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from shoal.runtime.join import World
-from shoal.runtime.modes import Seat
 from shoal.runtime.settings import Settings
-from shoal.samples.order import Share
+from shoal.runtime.step.modes import ReplicaIndex
+from shoal.runtime.world.join import World
+from shoal.samples.order import DataShard
 from shoal.strategy import Strategy
 from shoal.timeline.record import Recorder
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Team:
+class RunContext:
     """The workers of a run, as one of them sees them.
 
     Args:
@@ -38,21 +38,21 @@ class Team:
     mesh: DeviceMesh | None = None
 
     @cached_property
-    def seat(self) -> Seat:
+    def seat(self) -> ReplicaIndex:
         """Which worker (replica) this is, of how many."""
         if self.mesh is None:
-            return Seat(self.world.rank, self.world.size)
+            return ReplicaIndex(self.world.rank, self.world.size)
         axis = self.mesh["dp_replicate"]
-        return Seat(axis.get_local_rank(), axis.size())
+        return ReplicaIndex(axis.get_local_rank(), axis.size())
 
     @cached_property
-    def share(self) -> Share:
+    def share(self) -> DataShard:
         """Which part of the data is mine."""
         if self.mesh is None:
-            return Share(self.world.rank, self.world.size)
-        from shoal.runtime.partitioned import data_index
+            return DataShard(self.world.rank, self.world.size)
+        from shoal.runtime.parallel import data_index
 
-        return Share(*data_index(self.mesh), stands_in=True)
+        return DataShard(*data_index(self.mesh), stands_in=True)
 
     @cached_property
     def group(self) -> dist.ProcessGroup | None:

@@ -13,26 +13,28 @@ from torch import nn
 
 from shoal.errors import UsageError
 from shoal.rules import Facts
-from shoal.runtime import capture, closures, saving
-from shoal.runtime.clients import start_servers
-from shoal.runtime.inputs import Models, check_loss, read_models
-from shoal.runtime.join import World, agree_layout, join, leave
-from shoal.runtime.launcher import contract
-from shoal.runtime.objective import Loss, plain
-from shoal.runtime.replica import Replica
+from shoal.runtime import capture
+from shoal.runtime import validate as closures
+from shoal.runtime.context import RunContext
+from shoal.runtime.loss import Loss, plain
+from shoal.runtime.remote.client import start_servers
+from shoal.runtime.remote.server import serve
+from shoal.runtime.resume import save as saving
 from shoal.runtime.run import Run
-from shoal.runtime.server import serve
 from shoal.runtime.settings import Settings
-from shoal.runtime.source import Cut, Whole
-from shoal.runtime.team import Team
+from shoal.runtime.step.model import ReplicatedModel, ShardedModel
+from shoal.runtime.step.replica import Replica
+from shoal.runtime.validate import Models, check_loss, read_models
 from shoal.runtime.wires import wire
+from shoal.runtime.world import env as contract
+from shoal.runtime.world.join import World, agree_layout, join, leave
 from shoal.strategy import AUTO, Strategy, parse
 from shoal.timeline.record import NullRecorder, Recorder
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from shoal.runtime.settings import Options
+    from shoal.runtime.settings import RunOptions
 
 log = logging.getLogger("shoal")
 
@@ -43,7 +45,7 @@ def distribute(
     *,
     loss: Loss | None = None,
     strategy: str | Strategy | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Join the other workers and train with them.
 
@@ -73,15 +75,15 @@ def distribute(
     recorder = Recorder(world.rank) if settings.timeline else NullRecorder(world.rank)
     mesh = None
     if chosen.partition.cuts:
-        from shoal.runtime import partitioned
+        from shoal.runtime import parallel as partitioned
 
         mesh = partitioned.mesh(chosen.partition, world.size)
-    team = Team(world, chosen, settings, recorder, mesh)
+    team = RunContext(world, chosen, settings, recorder, mesh)
     replicas = {}
     for name, (module, used) in models.items():
         module.to(world.device)
         _same_start(module, world)
-        source = Whole(module) if mesh is None else _cut(module, used, team)
+        source = ReplicatedModel(module) if mesh is None else _cut(module, used, team)
         replicas[name] = Replica(source, used, team=team, wire=wire(source, used, team))
     run = Run(replicas, loss=loss, team=team)
     _announce(run, auto=(strategy or os.environ.get(contract.STRATEGY) or AUTO) == AUTO)
@@ -166,12 +168,12 @@ def _same_start(module: nn.Module, world: World) -> None:
         log.info("rank %d had other weights than rank 0: rank 0's were taken", world.rank)
 
 
-def _cut(module: nn.Module, used: torch.optim.Optimizer, team: Team) -> Cut:
-    from shoal.runtime import partitioned
+def _cut(module: nn.Module, used: torch.optim.Optimizer, team: RunContext) -> ShardedModel:
+    from shoal.runtime import parallel as partitioned
 
     if team.mesh is None:
         raise UsageError("a model is cut over a mesh")
-    return Cut(partitioned.place(module, used, mesh=team.mesh))
+    return ShardedModel(partitioned.parallelize(module, used, mesh=team.mesh))
 
 
 def _be_heard() -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shoal.errors import UsageError
-from shoal.runtime.objective import Judged, judge
+from shoal.runtime.loss import LossOutput, compute_loss
 from shoal.samples.batch import move
 from shoal.samples.loader import make
 from shoal.samples.options import whole
@@ -50,7 +50,7 @@ def evaluate(
         for batch in loader:
             if loader.mine == 0 and not run.team.strategy.partition.cuts:
                 continue
-            judged = judge(replica.source.call, move(batch, run.device), run.loss)
+            judged = compute_loss(replica.source.call, move(batch, run.device), run.loss)
             found = [float(judged.loss), *(_measure(n, m, judged) for n, m in metrics.items())]
             if loader.mine:
                 values = torch.tensor([*found, 1.0], dtype=torch.float64)
@@ -79,7 +79,7 @@ def _check_metrics(metrics: Any) -> None:
         raise UsageError("the metric 'loss' is always there: give yours another name")
 
 
-def _measure(name: str, metric: Metric, judged: Judged) -> float:
+def _measure(name: str, metric: Metric, judged: LossOutput) -> float:
     value = metric(judged.output, judged.target)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise UsageError(

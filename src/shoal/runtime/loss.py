@@ -12,7 +12,7 @@ from shoal.errors import UsageError
 Loss = Callable[[Any, Any], Tensor]
 
 
-class Judged(NamedTuple):
+class LossOutput(NamedTuple):
     """A loss, and what it was made from."""
 
     loss: Tensor
@@ -20,7 +20,7 @@ class Judged(NamedTuple):
     target: Any
 
 
-def judge(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Judged:
+def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> LossOutput:
     """Call the model on the batch's inputs and the loss on its target.
 
     * ``(inputs..., target)``: ``loss(model(inputs...), target)``;
@@ -32,7 +32,7 @@ def judge(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Judged:
     inputs, target = _cut(batch, loss is None)
     output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
     found = _own(output) if loss is None else loss(output, target)
-    return Judged(_scalar(found), output, target)
+    return LossOutput(_scalar(found), output, target)
 
 
 def differentiable(loss: Any) -> Tensor:

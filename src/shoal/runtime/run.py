@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from shoal import rules
 from shoal.errors import UnknownName, UsageError
-from shoal.runtime import restoring, saving, shares
-from shoal.runtime.evaluation import Metric, evaluate
-from shoal.runtime.explained import Explained
-from shoal.runtime.feed import Feed
-from shoal.runtime.objective import Loss, differentiable, differentiate, judge
-from shoal.runtime.replica import Replica
-from shoal.runtime.shares import How
-from shoal.runtime.step import Step
-from shoal.runtime.tally import Tally
-from shoal.runtime.team import Team
-from shoal.runtime.updating import Updater
+from shoal.runtime.context import RunContext
+from shoal.runtime.evaluate import Metric, evaluate
+from shoal.runtime.loss import Loss, compute_loss, differentiable, differentiate
+from shoal.runtime.resume import restore as restoring
+from shoal.runtime.resume import save as saving
+from shoal.runtime.step import batches as shares
+from shoal.runtime.step.batches import How, RunLoader
+from shoal.runtime.step.replica import Replica
+from shoal.runtime.step.stats import Step, StepStats
+from shoal.runtime.step.update import Updater
 from shoal.runtime.wires import weighted
+from shoal.runtime.world.error_context import ErrorContext
 from shoal.samples.batch import move
 
 
@@ -39,15 +39,17 @@ class Run:
         return run.update()
     """
 
-    def __init__(self, replicas: Mapping[str, Replica], *, loss: Loss | None, team: Team) -> None:
+    def __init__(
+        self, replicas: Mapping[str, Replica], *, loss: Loss | None, team: RunContext
+    ) -> None:
         self.replicas = dict(replicas)
         self.team, self.loss = team, loss
         self.steps = 0
-        self.feeds: list[Feed] = []
+        self.feeds: list[RunLoader] = []
         self.side: Any = None  # a process group beside the gradients', see shares
         self.saved = saving.Saved()
         s, together = team.strategy, rules.sends_gradients(team.strategy)
-        self.tally = Tally(weighted=weighted(s), together=together, shards=s.partition.shard)
+        self.tally = StepStats(weighted=weighted(s), together=together, shards=s.partition.shard)
         self.updater = Updater(team, self.tally)
         self._closed = False
         self._staged = any(replica.pipeline is not None for replica in self.replicas.values())
@@ -77,7 +79,7 @@ class Run:
         """The model, where there is one."""
         return self._replica(None, "model").model
 
-    def loader(self, dataset: Any, batch_size: int, **options: Any) -> Feed:
+    def loader(self, dataset: Any, batch_size: int, **options: Any) -> RunLoader:
         """My part of the data: one global order for a seed, whatever the number of workers.
 
         Args:
@@ -86,7 +88,7 @@ class Run:
             options: epochs, seed, shuffle, drop_last, collate, processes, prefetch, pin_memory,
                 augments (see :class:`shoal.samples.Options`).
         """
-        feed = Feed.made(dataset, batch_size, team=self.team, options=options)
+        feed = RunLoader.made(dataset, batch_size, team=self.team, options=options)
         self.feeds.append(feed)
         saving.place_feed(self, feed)
         return feed
@@ -146,7 +148,7 @@ class Run:
         """The loss of a micro-batch: the model's output against its target."""
         self._own_loop("forward")
         start = time.perf_counter()
-        loss = judge(self._replica(None, "forward").model, micro, self.loss).loss
+        loss = compute_loss(self._replica(None, "forward").model, micro, self.loss).loss
         self._span("forward", start)
         return loss
 
@@ -296,5 +298,5 @@ class Run:
     def _span(self, name: str, start: float) -> None:
         self.team.recorder.add("compute", name, start, time.perf_counter() - start, 0, self.steps)
 
-    def _explained(self, exchange: str) -> Explained:
-        return Explained(self.team.world, self.steps, exchange)
+    def _explained(self, exchange: str) -> ErrorContext:
+        return ErrorContext(self.team.world, self.steps, exchange)

@@ -12,11 +12,11 @@ from typing import Any, Literal, TypedDict
 from shoal.errors import BadArgument, UnknownName
 from shoal.loggers import Logger
 from shoal.notation import is_number
-from shoal.runtime.launcher import contract
 from shoal.runtime.launcher.options import BACKENDS, unusable
+from shoal.runtime.world import env as contract
 
 
-class Options(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """The keyword arguments of ``distribute`` (see :class:`Settings`)."""
 
     accumulate: int

@@ -13,14 +13,14 @@ from torch import nn
 
 from shoal.errors import UnknownName
 from shoal.runtime.distribute import distribute
-from shoal.runtime.objective import Loss
+from shoal.runtime.loss import Loss
 from shoal.runtime.run import Run
 from shoal.runtime.settings import Settings
-from shoal.samples.options import Options as LoaderOptions
+from shoal.samples.options import LoaderOptions
 
 if TYPE_CHECKING:
-    from shoal.runtime.feed import Feed
-    from shoal.runtime.step import Step
+    from shoal.runtime.step.batches import RunLoader
+    from shoal.runtime.step.stats import Step
     from shoal.strategy import Strategy
 
 LOADER = tuple(field.name for field in fields(LoaderOptions))
@@ -67,7 +67,7 @@ class progress:
     ``with progress(run, feed) as show: ... show(step)``.
     """
 
-    def __init__(self, run: Run, feed: Feed) -> None:
+    def __init__(self, run: Run, feed: RunLoader) -> None:
         self._run = run
         self._feed = feed
         self._bar: Any = None
@@ -99,7 +99,7 @@ class progress:
             self._bar.stop()
 
 
-def _length(feed: Feed) -> int | None:
+def _length(feed: RunLoader) -> int | None:
     try:
         return len(feed)
     except TypeError:

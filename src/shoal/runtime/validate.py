@@ -1,9 +1,14 @@
-"""What ``distribute`` is given, refused before anybody is met."""
+"""What ``distribute`` is given, refused before anybody is met.
+
+What goes with a closure: an optimizer that computes the loss as often as it likes (LBFGS).
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from shoal.errors import BadArgument, UsageError
+from shoal.rules import Facts
+from shoal.runtime.settings import Settings
+from shoal.strategy import Strategy
 
 Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
@@ -88,3 +96,30 @@ def _number(value: Any) -> float:
     if isinstance(value, Tensor) and not value.is_meta and value.numel() == 1:
         return float(value)
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+@lru_cache(maxsize=8)
+def _asks(kind: type) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")  # type: ignore[attr-defined]
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def asks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step cannot do without one."""
+    return _asks(type(optimizer))  # type: ignore[arg-type]  # a class is hashable
+
+
+def refuse_without(optimizer: torch.optim.Optimizer) -> None:
+    """An update without a closure, of an optimizer that asks for one."""
+    if asks(optimizer):
+        raise UsageError(
+            f"{type(optimizer).__name__} computes the loss itself, several times a step: call "
+            "run.update(closure=...), with a function that runs run.forward and run.backward, in "
+            "place of run.step"
+        )
+
+
+def refuse(strategy: Strategy, settings: Settings, *, ranks: int) -> None:
+    """Check that a closure may be given now: any optimizer takes one, not only those that ask."""
+    clips, skips = settings.clip is not None, settings.nonfinite == "skip"
+    strategy.bind(Facts(ranks, clips=clips, skips=skips, closure=True))

@@ -13,7 +13,7 @@
 
 from shoal.samples.batch import count, move, split
 from shoal.samples.loader import Loader, make
-from shoal.samples.options import Options
-from shoal.samples.order import Share
+from shoal.samples.options import LoaderOptions
+from shoal.samples.order import DataShard
 
-__all__ = ["Loader", "Options", "Share", "count", "make", "move", "split"]
+__all__ = ["DataShard", "Loader", "LoaderOptions", "count", "make", "move", "split"]

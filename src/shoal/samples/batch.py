@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from shoal.errors import BadArgument, UsageError
-from shoal.samples.order import Share, Span, part
+from shoal.samples.order import DataShard, SampleRange, part
 
 Rebuild = Callable[[list[Any]], Any]
 
@@ -91,11 +91,11 @@ def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
     rows = count(batch) if rows is None else rows
     if rows <= 1:
         return [batch]
-    spans = [part(Span(0, rows), Share(index, parts)) for index in range(parts)]
+    spans = [part(SampleRange(0, rows), DataShard(index, parts)) for index in range(parts)]
     return [cut(batch, rows, span) for span in spans if span.size]
 
 
-def cut(batch: Any, rows: int, span: Span) -> Any:
+def cut(batch: Any, rows: int, span: SampleRange) -> Any:
     """Samples ``span`` of a batch of ``rows``; UsageError when it cannot be cut there."""
     # A list at the top is a list of columns, unless it holds plain values only: then it is one.
     flat = isinstance(batch, (list, tuple)) and all(_open(child) is None for child in batch)
@@ -109,7 +109,7 @@ def cut(batch: Any, rows: int, span: Span) -> Any:
     return piece
 
 
-def _inner(node: Any, rows: int, span: Span) -> Any:
+def _inner(node: Any, rows: int, span: SampleRange) -> Any:
     """Cut what lies inside a batch: there, a list as long as the batch holds one entry a sample."""
     plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
     if plain and len(node) == rows and not _fits(node, rows):
@@ -117,7 +117,7 @@ def _inner(node: Any, rows: int, span: Span) -> Any:
     return _outer(node, rows, span)
 
 
-def _outer(node: Any, rows: int, span: Span) -> Any:
+def _outer(node: Any, rows: int, span: SampleRange) -> Any:
     if isinstance(node, Tensor):
         return _cut_tensor(node, rows, span)
     if isinstance(node, PackedSequence):
@@ -134,7 +134,7 @@ def _outer(node: Any, rows: int, span: Span) -> Any:
     )
 
 
-def _cut_tensor(tensor: Tensor, rows: int, span: Span) -> Tensor:
+def _cut_tensor(tensor: Tensor, rows: int, span: SampleRange) -> Tensor:
     if tensor.dim() == 0:
         return tensor
     if tensor.size(0) != rows:
@@ -145,7 +145,7 @@ def _cut_tensor(tensor: Tensor, rows: int, span: Span) -> Tensor:
     return tensor[span.start : span.stop]
 
 
-def _cut_packed(packed: PackedSequence, rows: int, span: Span) -> PackedSequence:
+def _cut_packed(packed: PackedSequence, rows: int, span: SampleRange) -> PackedSequence:
     padded, lengths = pad_packed_sequence(packed, batch_first=True)  # (rows, longest, ...)
     if len(lengths) != rows or not span.size:
         raise UsageError(
@@ -161,7 +161,7 @@ def _cut_packed(packed: PackedSequence, rows: int, span: Span) -> PackedSequence
     )
 
 
-def _sliced(node: Any, span: Span) -> Any:
+def _sliced(node: Any, span: SampleRange) -> Any:
     try:
         return node[span.start : span.stop]
     except (TypeError, KeyError, IndexError) as error:

@@ -22,21 +22,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import CheckpointMismatch, UsageError
-from shoal.samples.options import Options, whole
-from shoal.samples.order import ALONE, Share, batch_count
-from shoal.samples.reader import Cut
+from shoal.samples.options import LoaderOptions, whole
+from shoal.samples.order import ALONE, DataShard, batch_count
+from shoal.samples.reader import BatchSlice
 from shoal.samples.source import UNKNOWN, Draw, source
 
 _MUST_AGREE = ("seed", "length", "shuffle")
 
 
-def make(dataset: Any, batch_size: int, *, share: Share = ALONE, **options: Any) -> Loader:
-    """A loader with the fields of `Options` as keyword arguments.
+def make(dataset: Any, batch_size: int, *, share: DataShard = ALONE, **options: Any) -> Loader:
+    """A loader with the fields of `LoaderOptions` as keyword arguments.
 
     >>> [batch.tolist() for batch in make(range(5), 2, shuffle=False)]
     [[0, 1], [2, 3], [4]]
     """
-    return Loader(dataset, batch_size, share=share, options=Options.named(options))
+    return Loader(dataset, batch_size, share=share, options=LoaderOptions.named(options))
 
 
 class Loader:
@@ -64,17 +64,17 @@ class Loader:
         dataset: Any,
         batch_size: int,
         *,
-        share: Share = ALONE,
-        options: Options | None = None,
+        share: DataShard = ALONE,
+        options: LoaderOptions | None = None,
     ) -> None:
-        self.share, self.options = share, options or Options()
+        self.share, self.options = share, options or LoaderOptions()
         self.batch_size = whole("batch_size", batch_size, least=1)
         if batch_size < share.count:
             raise UsageError(
                 f"batch_size={batch_size} is global and smaller than the {share.count} workers"
                 " that share it: raise batch_size or use fewer workers"
             )
-        self._source = source(dataset, Cut(batch_size, share, self.options))
+        self._source = source(dataset, BatchSlice(batch_size, share, self.options))
         self._warn_if_one_batch_is_all()
         self._loops = 0
         self.reset()

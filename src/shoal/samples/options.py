@@ -12,7 +12,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
-class Options:
+class LoaderOptions:
     """How a dataset is read.
 
     Attributes:
@@ -48,7 +48,7 @@ class Options:
             raise BadArgument(f"collate={self.collate!r}", "must be a function of samples")
 
     @classmethod
-    def named(cls, settings: dict[str, Any]) -> Options:
+    def named(cls, settings: dict[str, Any]) -> LoaderOptions:
         """Options from keyword arguments; an unknown one is refused with the nearest names."""
         known = [field.name for field in fields(cls)]
         for name in settings:

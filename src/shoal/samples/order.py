@@ -19,7 +19,7 @@ from shoal.errors import BadArgument
 
 
 @dataclass(frozen=True)
-class Share:
+class DataShard:
     """This worker among the data-parallel workers: ``index`` of ``count``.
 
     With ``stands_in`` an empty part comes as one sample that weighs nothing: this rank holds a part
@@ -35,10 +35,10 @@ class Share:
             raise BadArgument(repr(self), "index must lie in [0, count), and count be positive")
 
 
-ALONE = Share(0, 1)
+ALONE = DataShard(0, 1)
 
 
-class Span(NamedTuple):
+class SampleRange(NamedTuple):
     """Positions ``start`` up to, not including, ``stop``."""
 
     start: int
@@ -72,7 +72,7 @@ def order(length: int, *, seed: int, epoch: int, shuffle: bool = True) -> Tensor
     return torch.randperm(length, generator=generator)  # (length,)
 
 
-def part(span: Span, share: Share) -> Span:
+def part(span: SampleRange, share: DataShard) -> SampleRange:
     """A worker's contiguous part of a range; sizes differ by at most one, the first are larger.
 
     >>> [part(Span(10, 15), Share(i, 3)) for i in range(3)]
@@ -80,10 +80,12 @@ def part(span: Span, share: Share) -> Span:
     """
     each, rest = divmod(span.size, share.count)
     start = span.start + share.index * each + min(share.index, rest)
-    return Span(start, start + each + (share.index < rest))
+    return SampleRange(start, start + each + (share.index < rest))
 
 
-def batches(span: Span, batch_size: int, *, drop_last: bool = False) -> Iterator[Span]:
+def batches(
+    span: SampleRange, batch_size: int, *, drop_last: bool = False
+) -> Iterator[SampleRange]:
     """Global batches from ``span.start`` on; the last may be smaller unless it is dropped.
 
     >>> list(batches(Span(2, 7), 3))
@@ -93,7 +95,7 @@ def batches(span: Span, batch_size: int, *, drop_last: bool = False) -> Iterator
         stop = min(start + batch_size, span.stop)
         if drop_last and stop - start < batch_size:
             return
-        yield Span(start, stop)
+        yield SampleRange(start, stop)
 
 
 def batch_count(length: int, batch_size: int, *, drop_last: bool = False) -> int:

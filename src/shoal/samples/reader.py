@@ -1,7 +1,8 @@
 """What runs inside torch's DataLoader, in this process or in its worker processes.
 
-`Samples` reads a map-style dataset and says which sample could not be read. `Reader` reads a stream
-to its end, keeps this worker's part of each global batch, and owns the stream's randomness.
+`Samples` reads a map-style dataset and says which sample could not be read. `SampleReader` reads a
+stream to its end, keeps this worker's part of each global batch, and owns the stream's random
+state.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from shoal.errors import CheckpointMismatch, UsageError
 from shoal.samples import randomness
 from shoal.samples.batch import cut
 from shoal.samples.collating import Named, Read
-from shoal.samples.options import Collate, Options
-from shoal.samples.order import Share, Span, mix, part
+from shoal.samples.options import Collate, LoaderOptions
+from shoal.samples.order import DataShard, SampleRange, mix, part
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchSlice:
     """How a dataset is cut: the global batch, this worker among its peers, and the options."""
 
     batch_size: int
-    share: Share
-    options: Options
+    share: DataShard
+    options: LoaderOptions
 
 
 class Samples(Dataset[Any]):
@@ -74,14 +75,14 @@ class Samples(Dataset[Any]):
         return samples
 
 
-class Reader(IterableDataset[Any]):
+class SampleReader(IterableDataset[Any]):
     """This worker's part of each global batch of one epoch of a stream, from a position on.
 
     The stream's random draws are seeded by (seed, epoch) and go on from batch to batch, apart from
     those of the model, so that every worker sees the same stream, also after a restart.
     """
 
-    def __init__(self, stream: Iterable[Any], plan: Cut, *, epoch: int, start: int) -> None:
+    def __init__(self, stream: Iterable[Any], plan: BatchSlice, *, epoch: int, start: int) -> None:
         self._stream, self._plan = stream, plan
         self._epoch, self._position, self._start = epoch, 0, start
         self._states: randomness.Generators | None = None
@@ -95,7 +96,7 @@ class Reader(IterableDataset[Any]):
         while taken := self._take(samples, size):
             if drops and len(taken) < size:
                 return
-            mine = part(Span(0, len(taken)), self._plan.share)
+            mine = part(SampleRange(0, len(taken)), self._plan.share)
             places = range(self._position - len(taken), self._position)
             kept = taken[mine.start : mine.stop] or taken[:1]
             yield Read(kept, places[mine.start : mine.stop] or places[:1]), len(taken)
@@ -144,14 +145,14 @@ class Sized:
         return self.collate(samples), total
 
 
-def opened(dataset: Dataset[Any], plan: Cut, *, key: tuple[int, ...], **asks: Any) -> Any:
+def opened(dataset: Dataset[Any], plan: BatchSlice, *, key: tuple[int, ...], **asks: Any) -> Any:
     """A DataLoader over ``dataset``, whose processes are seeded by the seed and ``key``.
 
     Its generator is its own: DataLoader would otherwise draw from the one that dropout uses.
     """
     options = plan.options
     collate: Any = Named(options.collate or default_collate)
-    if isinstance(dataset, Reader):
+    if isinstance(dataset, SampleReader):
         collate = Sized(collate)
     return DataLoader(
         dataset,
@@ -167,5 +168,5 @@ def opened(dataset: Dataset[Any], plan: Cut, *, key: tuple[int, ...], **asks: An
 def emptied(batch: Any) -> Any:
     """A batch of one sample cut to none; as it is when it cannot be cut."""
     with suppress(UsageError):
-        return cut(batch, 1, Span(0, 0))
+        return cut(batch, 1, SampleRange(0, 0))
     return batch

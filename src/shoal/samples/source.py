@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from shoal.errors import UsageError
-from shoal.samples.order import Share, Span, batches, mix, order, part
-from shoal.samples.reader import Cut, Reader, Samples, emptied, opened
+from shoal.samples.order import DataShard, SampleRange, batches, mix, order, part
+from shoal.samples.reader import BatchSlice, SampleReader, Samples, emptied, opened
 
 UNKNOWN = -1  # the length of a stream that has none
 
@@ -44,7 +44,7 @@ class Source(Protocol):
         """The batches of one epoch from a position on."""
 
 
-def source(dataset: Any, plan: Cut) -> Source:
+def source(dataset: Any, plan: BatchSlice) -> Source:
     """Read ``dataset`` by index when it has indices and a length, else as a stream."""
     if isinstance(dataset, DataLoader):
         raise UsageError("a DataLoader is not a dataset: pass its .dataset, and let Shoal batch it")
@@ -62,7 +62,7 @@ def source(dataset: Any, plan: Cut) -> Source:
 class Indexed:
     """A map-style dataset: each worker reads its own samples and no others."""
 
-    def __init__(self, dataset: Any, plan: Cut) -> None:
+    def __init__(self, dataset: Any, plan: BatchSlice) -> None:
         self.length = len(dataset)
         if self.length == 0:
             raise UsageError(f"dataset is empty: len({type(dataset).__name__}) is 0")
@@ -87,15 +87,15 @@ class Indexed:
             ids = _listed(whole, mine)
             yield Draw(_part_of(batch, ids, plan), ids, span.size)
 
-    def _spans(self, start: int) -> Iterator[Span]:
+    def _spans(self, start: int) -> Iterator[SampleRange]:
         drops = self._plan.options.drop_last
-        return batches(Span(start, self.length), self._plan.batch_size, drop_last=drops)
+        return batches(SampleRange(start, self.length), self._plan.batch_size, drop_last=drops)
 
 
 class Stream:
     """Anything iterable: each worker reads all of it and keeps its part of each batch."""
 
-    def __init__(self, dataset: Iterable[Any], plan: Cut) -> None:
+    def __init__(self, dataset: Iterable[Any], plan: BatchSlice) -> None:
         self.length = UNKNOWN
         with suppress(TypeError, NotImplementedError):  # a __len__ may be there and refuse
             self.length = len(dataset)  # type: ignore[arg-type]
@@ -122,10 +122,10 @@ class Stream:
         self._opened = True
         _announce(self._dataset, epoch)
         plan = self._plan
-        reader = Reader(self._dataset, plan, epoch=epoch, start=start)
+        reader = SampleReader(self._dataset, plan, epoch=epoch, start=start)
         position = start
         for batch, total in opened(reader, plan, key=(epoch,), batch_size=None):
-            mine = part(Span(position, position + total), plan.share)
+            mine = part(SampleRange(position, position + total), plan.share)
             position += total
             yield Draw(_part_of(batch, range(*mine), plan), range(*mine), total)
         if position == 0:
@@ -134,12 +134,14 @@ class Stream:
             raise UsageError(f"dataset is empty: the stream yielded {said} in epoch {epoch}")
 
 
-def _asked(whole: Tensor | range, span: Span, share: Share) -> list[int]:
+def _asked(whole: Tensor | range, span: SampleRange, share: DataShard) -> list[int]:
     """Samples to read for this worker's part; one stand-in when it is empty."""
-    return _listed(whole, part(span, share)) or _listed(whole, Span(span.start, span.start + 1))
+    return _listed(whole, part(span, share)) or _listed(
+        whole, SampleRange(span.start, span.start + 1)
+    )
 
 
-def _listed(whole: Tensor | range, span: Span) -> list[int]:
+def _listed(whole: Tensor | range, span: SampleRange) -> list[int]:
     cut = whole[span.start : span.stop]
     return cut.tolist() if isinstance(cut, Tensor) else list(cut)
 
@@ -151,6 +153,6 @@ def _announce(dataset: Any, epoch: int) -> None:
         tell(epoch)
 
 
-def _part_of(batch: Any, ids: Sequence[int], plan: Cut) -> Any:
+def _part_of(batch: Any, ids: Sequence[int], plan: BatchSlice) -> Any:
     """My part; of an empty one, what stands in for it."""
     return batch if ids or plan.share.stands_in else emptied(batch)

@@ -1,8 +1,8 @@
 """Virtual time: an event queue that jumps from one event to the next and never sleeps.
 
-A process is a generator. It yields seconds to sleep, or an :class:`Event` to wait for, whose value
-it is sent. What is due at the same instant runs in the order in which it was asked for, so a run
-can be repeated exactly::
+A process is a generator. It yields seconds to sleep, or a :class:`ClockEvent` to wait for, whose
+value it is sent. Events due at the same instant run in the order in which they were scheduled, so
+a run can be repeated exactly::
 
     >>> clock = Clock()
     >>> def worker(name, seconds):
@@ -28,11 +28,11 @@ from typing import Any
 
 from shoal.errors import BadArgument
 
-Process = Generator["float | Event", Any, Any]
+Process = Generator["float | ClockEvent", Any, Any]
 """Yields seconds or an event; what it returns is the value of the event that ``start`` gave."""
 
 
-class Event:
+class ClockEvent:
     """Something that happens once, with a value; processes may wait for it."""
 
     def __init__(self, clock: Clock) -> None:
@@ -80,11 +80,11 @@ class Clock:
             raise BadArgument(f"after({delay})", "a delay must be finite and >= 0 seconds")
         self.at(self.now + delay, fn)
 
-    def event(self) -> Event:
+    def event(self) -> ClockEvent:
         """An event that has not happened yet."""
-        return Event(self)
+        return ClockEvent(self)
 
-    def start(self, process: Process) -> Event:
+    def start(self, process: Process) -> ClockEvent:
         """Start a process at this instant; the event happens when it ends, with what it returns."""
         ended = self.event()
         self.running += 1
@@ -102,14 +102,14 @@ class Clock:
             self.now = until
         return self.now
 
-    def _resume(self, process: Process, ended: Event, value: Any) -> None:
+    def _resume(self, process: Process, ended: ClockEvent, value: Any) -> None:
         try:
             wanted = process.send(value)
         except StopIteration as stop:
             self.running -= 1
             ended.fire(stop.value)
             return
-        if isinstance(wanted, Event):
+        if isinstance(wanted, ClockEvent):
             wanted.then(partial(self._resume, process, ended))
         else:
             self.after(wanted, partial(self._resume, process, ended, None))

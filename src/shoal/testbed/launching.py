@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from shoal.errors import UsageError
-from shoal.runtime.launcher.contract import TOKEN
-from shoal.runtime.launcher.interfaces import IFNAME
 from shoal.runtime.launcher.options import LaunchOptions
-from shoal.runtime.launcher.workers import die_with_parent
+from shoal.runtime.launcher.processes import die_with_parent
+from shoal.runtime.world.env import TOKEN
+from shoal.runtime.world.interfaces import IFNAME
 from shoal.testbed.network import QUIET, why_not
 from shoal.testbed.plan import DEFAULT_NAME, DEVICE, Plan, inside
 from shoal.testbed.record import find

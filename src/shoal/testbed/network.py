@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from shoal.errors import UsageError
-from shoal.runtime.launcher.interfaces import IFNAME
-from shoal.runtime.launcher.workers import die_with_parent
+from shoal.runtime.launcher.processes import die_with_parent
+from shoal.runtime.world.interfaces import IFNAME
 from shoal.testbed import removal
 from shoal.testbed.plan import (
     DEFAULT_NAME,

@@ -15,7 +15,7 @@ class _Listening(logging.Handler):
         self._lines.append(record.getMessage())
 
 
-def heard() -> list[str]:
+def captured_logs() -> list[str]:
     """The lines that the logger ``shoal`` says from now on, for as long as the process lives."""
     lines: list[str] = []
     log = logging.getLogger("shoal")

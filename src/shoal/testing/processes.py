@@ -26,7 +26,7 @@ PRELOAD = [
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "shoal.runtime.partitioned",
+    "shoal.runtime.parallel",
 ]
 
 

@@ -1,7 +1,7 @@
 """Train a model on n workers in one process, in lockstep: what every legal strategy must do.
 
 >>> from shoal.strategy import parse
->>> school = School(parse("all_reduce, bsp"), workers=2, build=tiny)
+>>> school = LockstepTrainer(parse("all_reduce, bsp"), workers=2, build=tiny)
 >>> round(school.train(digits(8), steps=3), 3) < round(school.first, 3)
 True
 """
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.flow import Ask, Pair, Push, drive
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.modes import Mode, Seat, choose
-from shoal.runtime.store import Clocks, ModelStore
+from shoal.runtime.remote.model_store import Clocks, ServerModel
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes import Mode, ReplicaIndex, choose
 from shoal.strategy import Strategy
 from shoal.testing.lockstep import lockstep
 
@@ -27,7 +27,7 @@ Batch = tuple[Tensor, Tensor]
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
-class Fish(NamedTuple):
+class LockstepWorker(NamedTuple):
     """One worker: its replica and its mode."""
 
     model: nn.Module
@@ -43,21 +43,21 @@ class Fish(NamedTuple):
         (loss * scale).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()) * len(batch[0])
 
-    def collect(self, agreement: Agreement) -> None:
+    def collect(self, agreement: Exchange) -> None:
         """Put the gradients where the agreement reads them."""
         for name, p in self.model.named_parameters():
             if name in agreement.flats.places:
                 view = agreement.flats.places[name].view
                 view.copy_(p.grad) if p.grad is not None else view.zero_()
 
-    def deliver(self, agreement: Agreement) -> None:
+    def deliver(self, agreement: Exchange) -> None:
         """Put the agreed gradients back into the model."""
         for name, p in self.model.named_parameters():
             if name in agreement.flats.places:
                 p.grad = agreement.flats.places[name].view.clone()
 
 
-class School:
+class LockstepTrainer:
     """Workers that train one model in lockstep.
 
     Args:
@@ -69,16 +69,16 @@ class School:
     def __init__(self, strategy: Strategy, *, workers: int, build: Build) -> None:
         self.strategy = strategy
         model, _ = build()
-        self.fishes = [self._fish(model, build, Seat(i, workers)) for i in range(workers)]
+        self.fishes = [self._fish(model, build, ReplicaIndex(i, workers)) for i in range(workers)]
         self.first = float("nan")
 
-    def _fish(self, source: nn.Module, build: Build, seat: Seat) -> Fish:
+    def _fish(self, source: nn.Module, build: Build, seat: ReplicaIndex) -> LockstepWorker:
         model, optimizer = build()
         model.load_state_dict(copy.deepcopy(source.state_dict()))
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        box: list[Fish] = []
+        box: list[LockstepWorker] = []
         mode = choose(self.strategy, parameters, seat, lambda a: box[0].collect(a))
-        box.append(Fish(model, optimizer, mode))
+        box.append(LockstepWorker(model, optimizer, mode))
         return box[0]
 
     def scatter(self) -> None:
@@ -150,15 +150,15 @@ class School:
                 clocks.leave(i)
         return losses
 
-    def _server(self, workers: int) -> ModelStore:
+    def _server(self, workers: int) -> ServerModel:
         add = self.strategy.compression.add
         model, optimizer = copy.deepcopy((self.fishes[0].model, self.fishes[0].optimizer))
         names = dict(model.named_parameters())
         if add is None:
             raise AssertionError(f"{self.strategy.compression} cannot be decoded by a server")
-        return ModelStore(names, optimizer, add=add, workers=workers)
+        return ServerModel(names, optimizer, add=add, workers=workers)
 
-    def _answer(self, ask: Ask, server: ModelStore) -> Any:
+    def _answer(self, ask: Ask, server: ServerModel) -> Any:
         match ask:
             case Push(parts):
                 server.push(parts)

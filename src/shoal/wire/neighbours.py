@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shoal.errors import UsageError
 from shoal.flow import All, Ask, Gather, Mean
-from shoal.wire.pending import Pending, Several, There, Works, pack, unpack
+from shoal.wire.wire import Pending, PendingAll, PendingWork, Ready, pack, unpack
 
 
-class MixingWire:
+class NeighbourWire:
     """Answers by sends to and receives from neighbours only.
 
     Args:
@@ -41,7 +41,7 @@ class MixingWire:
                 gathers = [one for one in asks if isinstance(one, Gather)]
                 if len(gathers) == len(asks) > 1:
                     return self._gather(gathers)
-                return Several(tuple(self.ask(one) for one in asks))
+                return PendingAll(tuple(self.ask(one) for one in asks))
             case _:
                 raise UsageError(f"{type(ask).__name__}: neighbours cannot answer it")
 
@@ -50,7 +50,7 @@ class MixingWire:
 
     def _mix(self, tensor: Tensor) -> Pending:
         if tensor.numel() == 0:
-            return There(tensor)
+            return Ready(tensor)
         mine = tensor.detach().contiguous()
         boxes, works = self._swap(mine)
 
@@ -60,7 +60,7 @@ class MixingWire:
                 mixed.add_(box, alpha=self.weights[j])
             return mixed
 
-        return Works(works, finish, signals=False)
+        return PendingWork(works, finish, signals=False)
 
     def _gather(self, asks: Sequence[Gather]) -> Pending:
         """Messages of all asks in one; each neighbour's is decoded with its weight."""
@@ -78,7 +78,7 @@ class MixingWire:
                     del left[: len(ask.parts)]
             return means[0] if len(means) == 1 else tuple(means)
 
-        return Works(works, finish, signals=False)
+        return PendingWork(works, finish, signals=False)
 
     def _swap(self, mine: Tensor) -> tuple[dict[int, Tensor], tuple[dist.Work, ...]]:
         """Send mine to each neighbour and receive theirs, ascending."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.flow import Ask, alone
-from shoal.wire.pending import Pending, There
+from shoal.wire.wire import Pending, Ready
 
 
 class NullWire:
@@ -14,7 +14,7 @@ class NullWire:
 
     def ask(self, ask: Ask) -> Pending:
         """Answer at once."""
-        return There(alone(ask))
+        return Ready(alone(ask))
 
     def leave(self) -> None:
         """Nothing to say goodbye to."""

@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.wire.collective import CollectiveWire
-from shoal.wire.pending import Pending, There, Works
-from shoal.wire.route import Cut, Leg, take_in
-from shoal.wire.shm.work import Work
+from shoal.wire.route import Leg, RouteCut, take_in
+from shoal.wire.shm.backend.work import Work
+from shoal.wire.wire import Pending, PendingWork, Ready
 
 Urgency: TypeAlias = Callable[[int], int]
 """Number of a message -> its place in a queue; the least goes first."""
@@ -96,7 +96,7 @@ class Sum:
 
     def __init__(self, number: int, tensor: Tensor, path: Path) -> None:
         self.number, self.legs = number, path.legs
-        self.cut = Cut(tensor, path.chunks)
+        self.cut = RouteCut(tensor, path.chunks)
         self.work = Work((tensor,))
         self.leaving = 0
         self.came: dict[int, deque[Tensor]] = {}
@@ -151,7 +151,7 @@ class Sum:
         return sum(self.cut.part(chunk).numel() for chunk, _ in takes)
 
 
-class Letter(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message that waits at a hop, ordered by its place in the queue."""
 
     urgency: int
@@ -160,7 +160,7 @@ class Letter(NamedTuple):
     message: Tensor
 
 
-class Hops:
+class QueuedRoute:
     """The queues of one rank: two threads a peer, one that sends and one that receives.
 
     Args:
@@ -177,7 +177,7 @@ class Hops:
         self._asked = self._turns = 0
         self._sums: dict[int, Sum] = {}
         self._held: dict[int, list[tuple[int, Tensor]]] = {}  # came before it was asked for
-        self._queues: dict[int, list[Letter]] = {}
+        self._queues: dict[int, list[QueuedMessage]] = {}
         self._awaited: Counter[int] = Counter()
         self._threads: dict[tuple[str, int], threading.Thread] = {}
         self._closed = False
@@ -215,7 +215,7 @@ class Hops:
     def _advance(self, one: Sum) -> None:
         """Queue what may leave, or end the sum."""
         for peer, message in one.advance():
-            letter = Letter(self._urgency(one.number), self._turns, one, message)
+            letter = QueuedMessage(self._urgency(one.number), self._turns, one, message)
             self._turns += 1
             heapq.heappush(self._queues.setdefault(peer, []), letter)
             self._serve("send", peer, self._send)
@@ -275,7 +275,7 @@ class Hops:
                 one.work.finish(error)
 
 
-class HopsWire(CollectiveWire):
+class QueuedWire(CollectiveWire):
     """A process group whose sums go by queues at every hop, several at the same time.
 
     Args:
@@ -284,7 +284,9 @@ class HopsWire(CollectiveWire):
         hops: this rank's queues.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, weighted: bool, hops: Hops) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, *, weighted: bool, hops: QueuedRoute
+    ) -> None:
         super().__init__(group, weighted=weighted)
         self.hops = hops
 
@@ -295,6 +297,6 @@ class HopsWire(CollectiveWire):
     def _mean(self, tensor: Tensor) -> Pending:
         flat = tensor.detach().contiguous()
         if flat.numel() == 0:
-            return There(tensor)
+            return Ready(tensor)
         work = self.hops.sum(flat.view(-1))
-        return Works((work,), lambda: self._scaled(flat).view(tensor.shape))
+        return PendingWork((work,), lambda: self._scaled(flat).view(tensor.shape))

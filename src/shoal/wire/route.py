@@ -6,6 +6,11 @@ they were sent, and every rank walks the rounds in the same order, so all-reduce
 other with no barrier between; those that run at the same time (threads) need a ``tag`` each.
 
 Blocking: whoever wants overlap calls it from a communication thread.
+
+An all-reduce in two halves, in place: sums are scattered now, and gathered when they are needed.
+
+Both run round a ring by point-to-point messages, so that a tensor of any length will do and no
+copy is made. Blocking: whoever wants overlap calls them from a communication thread.
 """
 
 from __future__ import annotations
@@ -79,12 +84,12 @@ def run_legs(
         raise BadArgument(f"run_rounds(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
     if chunks < 1:
         raise BadArgument(f"run_rounds(chunks={chunks})", "needs at least one chunk")
-    cut = Cut(tensor, chunks)
+    cut = RouteCut(tensor, chunks)
     for leg in mine:
         _run_leg(cut, leg, group or dist.group.WORLD, tag)
 
 
-class Cut(NamedTuple):
+class RouteCut(NamedTuple):
     """A flat tensor in chunks whose sizes differ by one at most; some may be empty."""
 
     tensor: Tensor
@@ -106,7 +111,7 @@ def _side_by_side(chunks: Sequence[int]) -> bool:
     return all(after == before + 1 for before, after in pairwise(chunks))
 
 
-def _run_leg(cut: Cut, leg: Leg, group: dist.ProcessGroup | None, tag: int) -> None:
+def _run_leg(cut: RouteCut, leg: Leg, group: dist.ProcessGroup | None, tag: int) -> None:
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
     for peer, takes in leg.receives.items():
@@ -126,7 +131,7 @@ def _run_leg(cut: Cut, leg: Leg, group: dist.ProcessGroup | None, tag: int) -> N
         take_in(cut, buffer, takes)
 
 
-def _place(cut: Cut, leg: Leg, takes: list[tuple[int, bool]]) -> Tensor | None:
+def _place(cut: RouteCut, leg: Leg, takes: list[tuple[int, bool]]) -> Tensor | None:
     """Where a message can be received at once: nothing is added, and nothing there is sent."""
     chunks = [chunk for chunk, _ in takes]
     leaving = {chunk for gives in leg.sends.values() for chunk in gives}
@@ -135,7 +140,7 @@ def _place(cut: Cut, leg: Leg, takes: list[tuple[int, bool]]) -> Tensor | None:
     return cut.part(chunks[0], len(chunks))
 
 
-def take_in(cut: Cut, buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
+def take_in(cut: RouteCut, buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
     """Put a message's chunks, or add them, where they belong."""
     chunks = [chunk for chunk, _ in takes]
     if all(add for _, add in takes) and _side_by_side(chunks):
@@ -147,3 +152,31 @@ def take_in(cut: Cut, buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
             cut.part(chunk).add_(arrived)
         else:
             cut.part(chunk).copy_(arrived)
+
+
+class Halves:
+    """The two halves of a ring's rounds, for one rank of a group.
+
+    Args:
+        group: None for all ranks.
+        rounds: of an all-reduce whose first half scatters sums, and whose second gathers them.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, rounds: Sequence[Sequence[PlainCopy]]
+    ) -> None:
+        self._group = group
+        self._size = dist.get_world_size(group)
+        rank = dist.get_rank(group)
+        self._first = legs(rounds[: len(rounds) // 2], rank)
+        self._second = legs(rounds[len(rounds) // 2 :], rank)
+
+    def scatter(self, tensor: Tensor) -> Tensor:
+        """Each rank ends with the sum of one chunk; the rest is half done."""
+        run_legs(tensor, self._first, chunks=self._size, group=self._group)
+        return tensor
+
+    def spread(self, tensor: Tensor) -> Tensor:
+        """All ranks end with all sums."""
+        run_legs(tensor, self._second, chunks=self._size, group=self._group)
+        return tensor

@@ -19,7 +19,7 @@ from shoal.errors import (
 )
 from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
-from shoal.wire.pending import Pending, There
+from shoal.wire.wire import Pending, Ready
 
 BEGIN, PULL, CALL = -1, -2, -3  # the rounds of what is no round
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
@@ -28,7 +28,7 @@ Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
 class Awaited(NamedTuple):
     """An answer that a server will send."""
 
-    line: Line
+    line: ServerConnection
     round: int
     shape: Callable[[list[Tensor]], Any]
 
@@ -37,7 +37,7 @@ class Awaited(NamedTuple):
         return self.shape(self.line.take(self.round).tensors)
 
 
-class Line:
+class ServerConnection:
     """One server's channel, and answers that came before they were asked for.
 
     Args:
@@ -58,7 +58,7 @@ class Line:
         return self._early.pop(round)
 
 
-class ServedWire:
+class ServerWire:
     """Answers asks and pushes through servers.
 
     Args:
@@ -81,7 +81,7 @@ class ServedWire:
         groups: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self.size = workers
-        self._lines = [Line(channel) for channel in channels]
+        self._lines = [ServerConnection(channel) for channel in channels]
         self._describe = describe
         self._groups = groups
         self._rounds = 0
@@ -90,7 +90,7 @@ class ServedWire:
     def ask(self, ask: Ask) -> Pending:
         """Send an ask to the server whose turn it is, or a push to those that hold its names."""
         if isinstance(ask, Push):
-            return There(self._push(ask.parts))
+            return Ready(self._push(ask.parts))
         lines = self._open()
         line = lines[self._rounds % len(lines)]
         spec, tensors = self._describe(ask)
@@ -157,7 +157,7 @@ class ServedWire:
                 line.channel.send("bye")
             line.channel.close()
 
-    def _open(self) -> list[Line]:
+    def _open(self) -> list[ServerConnection]:
         if not self._lines:
             raise UsageError("this run is closed, and its servers are left; start another")
         return self._lines

@@ -36,7 +36,7 @@ class Wire(Protocol):
         """The run is over."""
 
 
-class There(NamedTuple):
+class Ready(NamedTuple):
     """An answer that is there already."""
 
     answer: Any
@@ -46,7 +46,7 @@ class There(NamedTuple):
         return self.answer
 
 
-class Works(NamedTuple):
+class PendingWork(NamedTuple):
     """Torch works under way, and what to make of them when they end."""
 
     works: tuple[dist.Work, ...]
@@ -60,7 +60,7 @@ class Works(NamedTuple):
         return self.finish()
 
 
-class Several(NamedTuple):
+class PendingAll(NamedTuple):
     """Several answers under way, in the order of their asks."""
 
     parts: tuple[Pending, ...]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.axes.collectives import Collective, Network, fastest, native, walk
-from shoal.axes.collectives.priced import HOPELESS, MARGIN, ROUTES
+from shoal.axes.collectives.kit.choose import HOPELESS, MARGIN, ROUTES
 
 KB, MB = 2**10, 2**20
 

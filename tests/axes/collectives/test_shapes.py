@@ -21,7 +21,7 @@ from shoal.axes.collectives import (
     ring,
     tree,
 )
-from shoal.axes.collectives.two_trees import edges, trees
+from shoal.axes.collectives.double_tree import edges, trees
 from shoal.errors import BadArgument
 
 POWERS = (2, 4, 8, 16)

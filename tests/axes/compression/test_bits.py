@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.axes.compression import bits
+from shoal.axes.compression.kit import bit_packing as bits
 
 WIDTHS = range(1, 9)
 COUNTS = (0, 1, 3, 7, 8, 9, 64, 1001)

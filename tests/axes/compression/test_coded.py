@@ -21,13 +21,13 @@ from shoal.axes.compression import (
     coded,
     exact,
     int8,
-    lengths,
     natural,
-    prefix,
     qsgd,
     terngrad,
     topk,
 )
+from shoal.axes.compression.kit import entropy as lengths
+from shoal.axes.compression.kit import entropy as prefix
 from shoal.errors import BadArgument, ConflictError
 from shoal.flow import nbytes
 from shoal.strategy import parse

@@ -22,13 +22,13 @@ from shoal.axes.compression import (
 from shoal.axes.coordination import gossip
 from shoal.errors import BadArgument, ConflictError
 from shoal.flow import All, Gather, Mean
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.modes import Seat, choose
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes import ReplicaIndex, choose
 from shoal.strategy import parse
 from shoal.testing.lockstep import lockstep
 from shoal.testing.processes import run_workers
-from shoal.testing.school import School, digits, tiny
-from shoal.wire.mixing import MixingWire
+from shoal.testing.trainer import LockstepTrainer, digits, tiny
+from shoal.wire.neighbours import NeighbourWire
 
 
 def scattered(workers: int, numel: int = 60) -> list[Tensor]:
@@ -154,7 +154,7 @@ def still() -> tuple[nn.Module, torch.optim.Optimizer]:
     ],
 )
 def test_the_mixing_mode_brings_workers_to_their_mean(compression: str) -> None:
-    made = School(parse(f"gossip, {compression}"), workers=4, build=still)
+    made = LockstepTrainer(parse(f"gossip, {compression}"), workers=4, build=still)
     made.scatter()
     mean = made.models().mean(0)
     made.train(digits(12), steps=120)
@@ -163,20 +163,20 @@ def test_the_mixing_mode_brings_workers_to_their_mean(compression: str) -> None:
 
 @pytest.mark.parametrize("text", ["gossip", "gossip, local(2)", "all_reduce"])
 def test_it_trains(text: str) -> None:
-    made = School(parse(f"{text}, difference(topk(0.25))"), workers=4, build=tiny)
+    made = LockstepTrainer(parse(f"{text}, difference(topk(0.25))"), workers=4, build=tiny)
     last = made.train(digits(24), steps=60)
-    plain = School(parse(text), workers=4, build=tiny)
+    plain = LockstepTrainer(parse(text), workers=4, build=tiny)
     assert last < 1.15 * plain.train(digits(24), steps=60)
 
 
 def test_copies_are_saved_and_loaded() -> None:
-    made = School(parse("gossip, difference(topk(0.25))"), workers=3, build=tiny)
+    made = LockstepTrainer(parse("gossip, difference(topk(0.25))"), workers=3, build=tiny)
     made.train(digits(12), steps=5)
     kept = [fish.mode.state_dict() for fish in made.fishes]
     before = made.models().clone()
     made.train(digits(12), steps=3)
     went = made.models()
-    again = School(parse("gossip, difference(topk(0.25))"), workers=3, build=tiny)
+    again = LockstepTrainer(parse("gossip, difference(topk(0.25))"), workers=3, build=tiny)
     for fish, state, vector in zip(again.fishes, kept, before, strict=True):
         fish.mode.load_state_dict(state)
         with torch.no_grad():
@@ -189,7 +189,7 @@ def answers() -> dict[str, Tensor]:
     """What the wire of neighbours tells this rank, of one message and of several."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    wire = MixingWire(None, gossip("ring").mixing(size, 0)[rank])
+    wire = NeighbourWire(None, gossip("ring").mixing(size, 0)[rank])
     flow = topk(0.4).flow(Value(torch.arange(5.0) * (rank + 1), "w"), None, 0)
     one = next(flow)
     assert isinstance(one, Gather)
@@ -243,10 +243,12 @@ def test_processes_come_to_the_mean_of_their_models() -> None:
 
 def test_a_gradient_mode_agrees_on_the_mean_not_on_the_move() -> None:
     parameters = {"w": torch.zeros(4)}
-    made = [choose(parse(f"{t}, difference(topk(0.5))"), parameters, Seat(0, 2), lambda a: None)
-            for t in ("all_reduce", "gossip")]  # fmt: skip
+    made = [
+        choose(parse(f"{t}, difference(topk(0.5))"), parameters, ReplicaIndex(0, 2), lambda a: None)
+        for t in ("all_reduce", "gossip")
+    ]
     moves = [
         getattr(mode, name).moves for mode, name in zip(made, ("gradients", "models"), strict=True)
     ]
     assert moves == [False, True]
-    assert isinstance(getattr(made[1], "models"), Agreement)  # noqa: B009
+    assert isinstance(getattr(made[1], "models"), Exchange)  # noqa: B009

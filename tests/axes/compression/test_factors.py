@@ -12,7 +12,7 @@ import shoal
 from shoal.axes.compression import Trait, Value, sufficient_factors
 from shoal.errors import ConflictError
 from shoal.flow import Gather, Mean, alone, nbytes
-from shoal.runtime.factors import Factors
+from shoal.runtime.step.hooks import Factors
 from shoal.strategy import parse
 from shoal.testing.lockstep import lockstep
 from shoal.testing.processes import run_workers

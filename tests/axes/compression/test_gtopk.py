@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.axes.compression import Value, cast, gtopk
 from shoal.axes.compression.gtopk import merging
-from shoal.axes.compression.sparse import message, places
+from shoal.axes.compression.kit.sparse import message, places
 from shoal.flow import Agreed, drive, nbytes, together
 from shoal.testing.contracts.exchange import Case, exchange
 from shoal.testing.lockstep import lockstep

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.axes.compression.indices import code_nbytes, decode, encode
-from shoal.axes.compression.largest import SAMPLE, largest
+from shoal.axes.compression.kit.select import SAMPLE, largest
+from shoal.axes.compression.kit.sparse import code_nbytes, decode, encode
 
 LARGE = 5 * SAMPLE + 3
 
@@ -60,7 +60,7 @@ def test_the_largest_are_found_exactly(numel: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("piece", [2**9, 2**12, 2**19])
 def test_pieces_do_not_matter(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.axes.compression.largest.PIECE", piece)
+    monkeypatch.setattr("shoal.axes.compression.kit.select.PIECE", piece)
     row = drawn(LARGE)
     assert torch.equal(largest(row, 700), row.abs().topk(700).indices.sort().values)
 

@@ -10,8 +10,8 @@ import torch
 from clocks import Clock
 
 from shoal.axes.compression import Value
-from shoal.axes.compression.ladder import PATIENCE, Ladder
-from shoal.axes.compression.stopwatch import Known, Stopwatch
+from shoal.axes.compression.kit.ladder import PATIENCE, Ladder
+from shoal.axes.compression.kit.stopwatch import Known, Stopwatch
 from shoal.flow import Ask, Mean
 
 EVERY = 6

@@ -23,7 +23,7 @@ from shoal.axes.compression import (
     terngrad,
     twobit,
 )
-from shoal.axes.compression.chance import generator, integers, rounded
+from shoal.axes.compression.kit.stochastic_rounding import generator, integers, rounded
 from shoal.errors import BadArgument, ConflictError
 from shoal.flow import alone, drive, nbytes
 from shoal.testing.contracts.exchange import exchange, starts, tensors

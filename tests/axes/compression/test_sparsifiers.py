@@ -21,7 +21,7 @@ from shoal.axes.compression import (
     topk,
 )
 from shoal.axes.compression.esgd import important
-from shoal.axes.compression.indices import code_nbytes
+from shoal.axes.compression.kit.sparse import code_nbytes
 from shoal.axes.compression.random_k import drawn
 from shoal.axes.compression.threshold import pack_signs, unpack_signs
 from shoal.errors import BadArgument, ConflictError

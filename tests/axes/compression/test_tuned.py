@@ -26,18 +26,18 @@ from shoal.axes.compression import (
     topk,
     tuned,
 )
-from shoal.axes.compression.ladder import PATIENCE, TRIES, Note
-from shoal.axes.compression.stopwatch import Stopwatch
+from shoal.axes.compression.kit.ladder import PATIENCE, TRIES, Note
+from shoal.axes.compression.kit.stopwatch import Stopwatch
 from shoal.axes.scheduling import Schedule, fused, priority, wfbp
 from shoal.errors import BadArgument, ConflictError
 from shoal.flow import Ask, Flow, nbytes, through
-from shoal.runtime.agreement import Agreement, typical
-from shoal.runtime.flats import Flats
+from shoal.runtime.step.buffers import FlatBuffers
+from shoal.runtime.step.exchange import Exchange, typical
 from shoal.strategy import parse
 from shoal.testing.contracts import check
 from shoal.testing.contracts.exchange import exchange
-from shoal.testing.hearing import heard
 from shoal.testing.lockstep import lockstep
+from shoal.testing.logs import captured_logs
 from shoal.testing.processes import run_workers
 
 SLOW, FAST = 1e-6, 1e-12  # seconds a byte
@@ -77,8 +77,8 @@ class Crew:
         self.crew = []
         for worker, clock in enumerate(self.clocks):
             form = tuned(exact(), costly(strong, clock), every=EVERY, most=most)
-            flats = Flats({name: t.clone() for name, t in self.meant.items()})
-            agreement = Agreement(flats, schedule or wfbp(1), form)
+            flats = FlatBuffers({name: t.clone() for name, t in self.meant.items()})
+            agreement = Exchange(flats, schedule or wfbp(1), form)
             agreement.stopwatch = Stopwatch(clock, speaks=worker == 0)
             self.crew.append(agreement)
 
@@ -217,7 +217,7 @@ def test_resuming_goes_on_as_if_nothing_had_been(stop: int) -> None:
     for worker, agreement in enumerate(broken.crew):
         clock = broken.clocks[worker] = Clock()
         form = tuned(exact(), costly(error_feedback(topk(0.01)), clock), every=EVERY, most=1e9)
-        fresh = Agreement(agreement.flats, agreement.schedule, form)
+        fresh = Exchange(agreement.flats, agreement.schedule, form)
         fresh.load_state_dict(copy.deepcopy(agreement.state_dict()))
         fresh.stopwatch = Stopwatch(clock)
         broken.crew[worker] = fresh
@@ -343,7 +343,7 @@ def test_bad_arguments_are_named(text: str) -> None:
 
 
 def trained(strategy: str) -> tuple[list[Tensor], list[str]]:
-    lines = heard()
+    lines = captured_logs()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 4))
     x = torch.randn(64, 8)

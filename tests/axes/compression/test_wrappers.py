@@ -24,7 +24,7 @@ from shoal.flow import Gather, Mean
 from shoal.strategy import parse
 from shoal.testing.contracts import check
 from shoal.testing.contracts.exchange import exchange
-from shoal.testing.school import School, digits, tiny
+from shoal.testing.trainer import LockstepTrainer, digits, tiny
 
 FEEDBACK = error_feedback(topk(0.25))
 
@@ -121,7 +121,9 @@ def test_after_the_warm_up_the_laws_of_the_inner_hold(inner: Compressor) -> None
 
 
 def test_a_server_decodes_pushes_before_and_after_the_warm_up() -> None:
-    made = School(parse("parameter_server, asp, after(2, topk(0.5))"), workers=3, build=tiny)
+    made = LockstepTrainer(
+        parse("parameter_server, asp, after(2, topk(0.5))"), workers=3, build=tiny
+    )
     last = made.train(digits(12), steps=8)
     assert last < made.first
 

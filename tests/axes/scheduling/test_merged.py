@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.axes.scheduling import Layer, merged
-from shoal.axes.scheduling.grouping import message
+from shoal.axes.scheduling.kit.grouping import message
 from shoal.axes.scheduling.merged import merge
 from shoal.simulate.schedule import schedule_seconds
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.axes.scheduling import MEMBERS, Layer, Schedule
-from shoal.axes.scheduling.playing import seconds
+from shoal.axes.scheduling.kit.playing import seconds
 from shoal.simulate.schedule import schedule_seconds
 from shoal.testing.contracts import make, samples
 

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from shoal.wire.shm import register
-from shoal.wire.shm.reading import Token, finds
+from shoal.wire.shm.memory.cma import Token, finds
 
 
 def enter(seconds: float = 60) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from shm_worlds import enter, gloo
 
 from shoal.errors import FaultError, PeerLost
-from shoal.runtime import alarm
-from shoal.runtime.join import join, leave
+from shoal.runtime.world import failures as alarm
+from shoal.runtime.world.join import join, leave
 from shoal.testing.processes import outcomes, run_workers
 
 pytestmark = pytest.mark.gloo

@@ -23,7 +23,7 @@ from shm_worlds import enter
 
 from shoal.errors import FaultError
 from shoal.testing.processes import outcomes
-from shoal.wire.shm.peers import Peer
+from shoal.wire.shm.memory.peers import Peer
 
 pytestmark = pytest.mark.gloo
 N, VICTIM, OTHER_TAG = 1_200_000, 1, 9  # numbers: of 4.8 MB, more than two slots

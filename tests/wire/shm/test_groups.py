@@ -144,7 +144,7 @@ import sys
 from shoal.wire.shm import register
 register()
 {second}
-assert "shoal.wire.shm.group" not in sys.modules
+assert "shoal.wire.shm.backend.process_group" not in sys.modules
 dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(3)
 dist.all_reduce(x)

@@ -16,7 +16,7 @@ from test_collectives_random import sequence
 from shoal.errors import FaultError, LayoutMismatch
 from shoal.testing.processes import outcomes, run_workers
 from shoal.wire.shm import allocate
-from shoal.wire.shm.speakers import TRIES
+from shoal.wire.shm.multinode import TRIES
 
 pytestmark = pytest.mark.gloo
 

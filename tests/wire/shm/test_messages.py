@@ -13,8 +13,7 @@ from shm_worlds import enter
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.testing.processes import run_workers
-from shoal.wire.shm.board import Board
-from shoal.wire.shm.lines import PRESENT
+from shoal.wire.shm.memory.barrier import PRESENT, Board
 
 pytestmark = pytest.mark.gloo
 

@@ -12,7 +12,7 @@ from shm_worlds import enter
 
 from shoal.errors import BadArgument
 from shoal.testing.processes import outcomes, run_workers
-from shoal.wire.shm.group import allocate
+from shoal.wire.shm.backend.process_group import allocate
 
 pytestmark = pytest.mark.gloo
 

@@ -14,18 +14,16 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import BadArgument, LayoutMismatch, PeerLost, UsageError
-from shoal.wire.shm import futex, segment
-from shoal.wire.shm.board import Board, entitled
-from shoal.wire.shm.connect import LIMIT, Layout, layout, limit_nbytes
-from shoal.wire.shm.flat import flatten, restore
-from shoal.wire.shm.host import Host
-from shoal.wire.shm.lines import Lines
-from shoal.wire.shm.peers import Peer, host_key, myself
-from shoal.wire.shm.reading import Reader
-from shoal.wire.shm.reduction import reduction
-from shoal.wire.shm.segment import make, map_from, map_own
-from shoal.wire.shm.slots import Slots
-from shoal.wire.shm.work import Lane, Work
+from shoal.wire.shm.backend.work import Lane, Work
+from shoal.wire.shm.memory import futex, segment
+from shoal.wire.shm.memory.barrier import Board, Lines, entitled
+from shoal.wire.shm.memory.buffers import Slots
+from shoal.wire.shm.memory.cma import Reader
+from shoal.wire.shm.memory.peers import Peer, host_key, myself
+from shoal.wire.shm.memory.reduce_ops import flatten, reduction, restore
+from shoal.wire.shm.memory.segment import make, map_from, map_own
+from shoal.wire.shm.node.collectives import Host
+from shoal.wire.shm.rendezvous import LIMIT, Layout, layout, limit_nbytes
 
 
 def test_a_word_that_changes_wakes_who_sleeps_on_it() -> None:

@@ -14,8 +14,8 @@ from shm_worlds import enter, needs_reading
 
 from shoal.errors import BadArgument, ExchangeTimeout, FaultError, PeerLost
 from shoal.testing.processes import outcomes, run_workers
-from shoal.wire.shm import reading
-from shoal.wire.shm.reading import LEAST, NEVER, Token, finds, least_nbytes, read
+from shoal.wire.shm.memory import cma as reading
+from shoal.wire.shm.memory.cma import LEAST, NEVER, Token, finds, least_nbytes, read
 
 MB = 1 << 20
 LETTER = 300_000  # numbers of a message that is read, however many cores there are

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from shoal.errors import LayoutMismatch
 from shoal.testing.processes import run_workers
-from shoal.wire.shm import prepared, slots
-from shoal.wire.shm.reduction import Reduction
-from shoal.wire.shm.rounds import apart
+from shoal.wire.shm.memory import buffers as slots
+from shoal.wire.shm.memory.reduce_ops import Reduction
+from shoal.wire.shm.node import reduce as prepared
+from shoal.wire.shm.node.rounds import apart
 
 KINDS = "reduce", "reduce_scatter", "gather", "scatter", "broadcast", "all_gather", "all_to_all"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from shoal.wire.shm.speakers import TRIES, Speakers
+from shoal.wire.shm.multinode import TRIES, Speakers
 
 
 class Rig:

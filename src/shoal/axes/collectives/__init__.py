@@ -7,12 +7,12 @@ from shoal.axes.collectives.double_tree import double_tree
 from shoal.axes.collectives.fastest import fastest
 from shoal.axes.collectives.halving_doubling import halving_doubling
 from shoal.axes.collectives.hierarchical import hierarchical
+from shoal.axes.collectives.kit.prove import prove
+from shoal.axes.collectives.kit.walk import walk
 from shoal.axes.collectives.linear import linear
 from shoal.axes.collectives.native import native
-from shoal.axes.collectives.prove import prove
 from shoal.axes.collectives.ring import ring
 from shoal.axes.collectives.tree import tree
-from shoal.axes.collectives.walk import walk
 
 MEMBERS = (
     native,

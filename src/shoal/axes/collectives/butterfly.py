@@ -5,7 +5,7 @@ each of the whole message: the fewest messages there can be, hence best for smal
 swap they add up as ``a + b`` and ``b + a``, which are the same bits.
 
 Any number of workers will do: those beyond a power of two are folded in, at the price of two more
-messages (:mod:`shoal.axes.collectives.fold`).
+messages (:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shoal.axes.collectives.collective import Collective, Copy, Round
-from shoal.axes.collectives.fold import folded
+from shoal.axes.collectives.kit.fold import folded
 
 
 def butterfly() -> Collective:

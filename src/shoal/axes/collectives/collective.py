@@ -1,7 +1,7 @@
 """A collective is data: who copies which chunk to whom, round by round.
 
-One description has many readers. :func:`shoal.axes.collectives.prove` checks it, a wire runs it, a
-price walks it, a picture draws it. None of them can drift from the others.
+One description has many readers: :func:`shoal.axes.collectives.kit.prove` checks it, a wire runs
+it, a cost model prices it, a picture draws it. None of them can drift from the others.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ from shoal.axes.collectives.collective import Collective, Network
 from shoal.axes.collectives.double_tree import double_tree
 from shoal.axes.collectives.halving_doubling import halving_doubling
 from shoal.axes.collectives.hierarchical import hierarchical
+from shoal.axes.collectives.kit.choose import Winners, cheapest, promising, winners
 from shoal.axes.collectives.linear import linear
-from shoal.axes.collectives.measured import Winners, winners
 from shoal.axes.collectives.native import native
-from shoal.axes.collectives.priced import cheapest, promising
 from shoal.axes.collectives.ring import ring
 from shoal.axes.collectives.tree import tree
 from shoal.errors import BadArgument

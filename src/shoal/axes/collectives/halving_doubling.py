@@ -6,7 +6,7 @@
 
 ``2 log2 world`` messages that carry ``2 (world - 1) / world`` of the bytes: as few bytes as a ring
 in far fewer messages. Any number of workers will do: those beyond a power of two are folded in, at
-the price of two more messages of the whole (:mod:`shoal.axes.collectives.fold`).
+the price of two more messages of the whole (:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
     Rabenseifner, `Optimization of Collective Reduction Operations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shoal.axes.collectives.collective import Collective, Copy, Round
-from shoal.axes.collectives.fold import folded, power_below
+from shoal.axes.collectives.kit.fold import folded, power_below
 
 
 def halving_doubling() -> Collective:

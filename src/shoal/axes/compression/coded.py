@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.axes.compression import bits, lengths, prefix
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.sizes import MARKS, largest
+from shoal.axes.compression.kit import bit_packing as bits
+from shoal.axes.compression.kit import entropy as lengths
+from shoal.axes.compression.kit import entropy as prefix
+from shoal.axes.compression.kit.message_size import MARKS, largest
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Ask, Flow, Gather, through
 

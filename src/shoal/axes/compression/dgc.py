@@ -12,15 +12,9 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.largest import largest_entries
-from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import (
-    add,
-    check_momentum,
-    check_ratio,
-    send,
-    share,
-)
+from shoal.axes.compression.kit.residual import plus, zeros
+from shoal.axes.compression.kit.select import largest_entries
+from shoal.axes.compression.kit.sparse import add, check_momentum, check_ratio, send, share
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 from shoal.notation import is_number, typed

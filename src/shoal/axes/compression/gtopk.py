@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.largest import largest, largest_entries
-from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import (
+from shoal.axes.compression.kit.residual import plus, zeros
+from shoal.axes.compression.kit.select import largest, largest_entries
+from shoal.axes.compression.kit.sparse import (
     Parts,
     add_at,
     check_ratio,

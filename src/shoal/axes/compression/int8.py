@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
-from shoal.axes.compression.pieces import add_pieces, blocks, factor, of_blocks, pieces, wide
+from shoal.axes.compression.kit.blocks import add_pieces, blocks, factor, of_blocks, pieces, wide
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.error_feedback import keeping
-from shoal.axes.compression.residual import zeros
-from shoal.axes.compression.sparse import check_momentum
+from shoal.axes.compression.kit.residual import zeros
+from shoal.axes.compression.kit.sparse import check_momentum
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Agreed, Flow
 from shoal.notation import typed

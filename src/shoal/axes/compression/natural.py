@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.chance import generator, integers
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
-from shoal.axes.compression.pieces import add_pieces, pieces
+from shoal.axes.compression.kit.bit_packing import pack, unpack
+from shoal.axes.compression.kit.blocks import add_pieces, pieces
+from shoal.axes.compression.kit.stochastic_rounding import generator, integers
 from shoal.flow import Agreed, Flow
 
 MANTISSA = 23  # bits of a float32 that are not sent

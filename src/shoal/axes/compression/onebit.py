@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
-from shoal.axes.compression.pieces import add_pieces, of_blocks, pieces, wide
-from shoal.axes.compression.residual import plus, zeros
+from shoal.axes.compression.kit.bit_packing import pack, unpack
+from shoal.axes.compression.kit.blocks import add_pieces, of_blocks, pieces, wide
+from shoal.axes.compression.kit.residual import plus, zeros
 from shoal.flow import Agreed, Flow
 
 SHORTEST = 64  # numbers of a column; its two means weigh as much as the bits of so many

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.residual import plus, zeros
+from shoal.axes.compression.kit.residual import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Ask, Flow, Mean
 

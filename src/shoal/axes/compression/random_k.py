@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import check_ratio, flat, share, spread
+from shoal.axes.compression.kit.residual import plus, zeros
+from shoal.axes.compression.kit.sparse import check_ratio, flat, share, spread
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Ask, Flow, Mean
 from shoal.notation import typed

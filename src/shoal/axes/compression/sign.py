@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered, nothing
-from shoal.axes.compression.pieces import add_pieces, wide
-from shoal.axes.compression.residual import next_to, zeros
+from shoal.axes.compression.kit.bit_packing import pack, unpack
+from shoal.axes.compression.kit.blocks import add_pieces, wide
+from shoal.axes.compression.kit.residual import next_to, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 from shoal.notation import is_number, typed

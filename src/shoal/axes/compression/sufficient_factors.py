@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.sizes import MARKS, largest
+from shoal.axes.compression.kit.message_size import MARKS, largest
 from shoal.flow import Agreed, Flow, Gather, Mean
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.bits import pack, unpack
-from shoal.axes.compression.chance import generator, rounded
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
-from shoal.axes.compression.pieces import add_pieces, factor, pieces, wide
+from shoal.axes.compression.kit.bit_packing import pack, unpack
+from shoal.axes.compression.kit.blocks import add_pieces, factor, pieces, wide
+from shoal.axes.compression.kit.stochastic_rounding import generator, rounded
 from shoal.flow import Agreed, Flow
 
 

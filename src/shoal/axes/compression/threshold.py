@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
-from shoal.axes.compression.indices import decode, encode
-from shoal.axes.compression.largest import largest
-from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import Parts, add_at, check_ratio, share
+from shoal.axes.compression.kit.residual import plus, zeros
+from shoal.axes.compression.kit.select import largest
+from shoal.axes.compression.kit.sparse import Parts, add_at, check_ratio, decode, encode, share
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 from shoal.notation import is_number, typed

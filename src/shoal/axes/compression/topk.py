@@ -12,9 +12,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.largest import largest_entries
-from shoal.axes.compression.residual import plus, zeros
-from shoal.axes.compression.sparse import add, check_ratio, flat, send, share
+from shoal.axes.compression.kit.residual import plus, zeros
+from shoal.axes.compression.kit.select import largest_entries
+from shoal.axes.compression.kit.sparse import add, check_ratio, flat, send, share
 from shoal.flow import Agreed, Flow
 from shoal.notation import typed
 

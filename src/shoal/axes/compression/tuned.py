@@ -22,9 +22,9 @@ from shoal.axes.compression.cast import cast
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.error_feedback import error_feedback
 from shoal.axes.compression.exact import exact
-from shoal.axes.compression.ladder import TRIES, Ladder, Note, why
+from shoal.axes.compression.kit.ladder import TRIES, Ladder, Note, why
+from shoal.axes.compression.kit.stopwatch import Known
 from shoal.axes.compression.powersgd import powersgd
-from shoal.axes.compression.stopwatch import Known
 from shoal.axes.compression.topk import topk
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Agreed, Flow, Mean

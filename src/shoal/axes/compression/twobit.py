@@ -12,10 +12,10 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.bits import pack, unpack
 from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
-from shoal.axes.compression.pieces import add_pieces, pieces, wide
-from shoal.axes.compression.residual import plus, zeros
+from shoal.axes.compression.kit.bit_packing import pack, unpack
+from shoal.axes.compression.kit.blocks import add_pieces, pieces, wide
+from shoal.axes.compression.kit.residual import plus, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 from shoal.notation import is_number, typed

@@ -20,9 +20,9 @@ from dataclasses import replace
 from functools import partial
 
 from shoal.axes.scheduling.fused import fused
-from shoal.axes.scheduling.grouping import blocks
+from shoal.axes.scheduling.kit.grouping import blocks
+from shoal.axes.scheduling.kit.playing import seconds
 from shoal.axes.scheduling.merged import merged
-from shoal.axes.scheduling.playing import seconds
 from shoal.axes.scheduling.priority import DEFAULT as BLOCK
 from shoal.axes.scheduling.priority import by_need
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.axes.scheduling.grouping import blocks
+from shoal.axes.scheduling.kit.grouping import blocks
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
 from shoal.notation import check_nbytes, nbytes_text
 

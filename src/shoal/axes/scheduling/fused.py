@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.axes.scheduling.grouping import fill, message
+from shoal.axes.scheduling.kit.grouping import fill, message
 from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 from shoal.notation import check_nbytes, nbytes_text
 

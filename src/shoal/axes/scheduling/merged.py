@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shoal.axes.scheduling.grouping import message
+from shoal.axes.scheduling.kit.grouping import message
 from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 
 

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from shoal.axes.scheduling.grouping import blocks, cut
+from shoal.axes.scheduling.kit.grouping import blocks, cut
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Slice, Task
 from shoal.errors import BadArgument
 from shoal.notation import check_nbytes, nbytes_text

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.axes.scheduling.grouping import cut
+from shoal.axes.scheduling.kit.grouping import cut
 from shoal.axes.scheduling.priority import by_need, slices
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
 from shoal.errors import BadArgument

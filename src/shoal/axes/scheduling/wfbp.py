@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.axes.scheduling.grouping import fuse, whole
+from shoal.axes.scheduling.kit.grouping import fuse, whole
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
 from shoal.notation import check_nbytes, nbytes_text
 

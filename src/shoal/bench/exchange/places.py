@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from shoal.bench.exchange.telling import DOING, RATE
 from shoal.errors import ShoalError
-from shoal.runtime.launcher.interfaces import IFNAME, loopback_name
-from shoal.runtime.launcher.workers import die_with_parent
+from shoal.runtime.launcher.processes import die_with_parent
+from shoal.runtime.world.interfaces import IFNAME, loopback_name
 from shoal.testing.processes import free_port
 
 Tell = Callable[[str], None]

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.runtime.launcher.interfaces import IFNAME
+from shoal.runtime.world.interfaces import IFNAME
 
 SENT_AT, SIZE = 200, 216  # of tcpi_bytes_sent, which tcpi_bytes_retrans follows
 OPEN = Path("/proc/self/fd")

@@ -23,12 +23,9 @@ from pathlib import Path
 from types import FrameType
 
 from shoal.errors import UsageError
-from shoal.runtime.launcher.contract import TOKEN, fingerprint
-from shoal.runtime.launcher.failure import Failure
-from shoal.runtime.launcher.fleet import Fleet, Guard
-from shoal.runtime.launcher.host import StoreHost, bind
 from shoal.runtime.launcher.options import LaunchOptions, check, master
 from shoal.runtime.launcher.output import Screen
+from shoal.runtime.launcher.processes import Fleet, Guard, RunDirectory, Worker, asked
 from shoal.runtime.launcher.report import (
     Death,
     describe,
@@ -36,7 +33,9 @@ from shoal.runtime.launcher.report import (
     read_death,
     signal_name,
 )
-from shoal.runtime.launcher.workers import Place, Worker, asked
+from shoal.runtime.launcher.store_host import StoreHost, bind
+from shoal.runtime.world.env import TOKEN, fingerprint
+from shoal.runtime.world.failures import Failure
 
 __all__ = ["LaunchOptions", "launch", "torchrun_command"]
 
@@ -89,7 +88,7 @@ def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
 
 
 @contextmanager
-def _place(options: LaunchOptions, host: StoreHost | None) -> Iterator[Place]:
+def _place(options: LaunchOptions, host: StoreHost | None) -> Iterator[RunDirectory]:
     """A directory for this run, removed at the end unless the user named it."""
     kept = options.directory is not None
     if options.directory is not None:
@@ -103,7 +102,7 @@ def _place(options: LaunchOptions, host: StoreHost | None) -> Iterator[Place]:
     if options.nodes > 1:
         address, port = master(options)
     try:
-        yield Place(run_id, token, address, port, directory, kept)
+        yield RunDirectory(run_id, token, address, port, directory, kept)
     finally:
         if not kept:
             shutil.rmtree(directory, ignore_errors=True)
@@ -152,7 +151,7 @@ class _Launch:
 
     command: Sequence[str]
     options: LaunchOptions
-    place: Place
+    place: RunDirectory
     host: StoreHost | None
 
     def run(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shoal.cores import usable_cores
 from shoal.errors import UnknownName, UsageError
-from shoal.runtime.launcher.interfaces import gloo_choice, is_local
+from shoal.runtime.world.interfaces import gloo_choice, is_local
 
 OUTPUTS = ("main", "all")
 DEATHS = ("fail", "shrink", "replace")

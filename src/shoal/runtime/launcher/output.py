@@ -20,7 +20,7 @@ COLOURS = (36, 33, 32, 35, 34, 31)
 TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # torch marks tracebacks itself; once is enough
 
 
-class Line:
+class OutputLine:
     """One worker's stream, cut into lines that carry its name."""
 
     def __init__(self, name: str, colour: int | None, sink: IO[bytes]) -> None:
@@ -84,7 +84,7 @@ class Screen:
         for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
-                line = Line(name, colour, sink.buffer)
+                line = OutputLine(name, colour, sink.buffer)
                 self._selector.register(pipe, selectors.EVENT_READ, line)
 
     def pump(self, seconds: float) -> bool:

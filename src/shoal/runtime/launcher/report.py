@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.runtime.launcher.failure import Failure, read_error_file
-from shoal.runtime.launcher.workers import Worker
+from shoal.runtime.launcher.processes import Worker
+from shoal.runtime.world.failures import Failure, read_error_file
 
 LOG_LINES = 40
 

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 from shoal.errors import UsageError
-from shoal.runtime.launcher.contract import prefix
-from shoal.runtime.launcher.failure import Failure
+from shoal.runtime.world.env import prefix
+from shoal.runtime.world.failures import Failure
 
 STORE_SECONDS = 30.0
 

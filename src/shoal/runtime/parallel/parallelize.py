@@ -31,13 +31,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shoal.errors import UnknownName
-from shoal.runtime.partitioned import optimizer as optimizers
-from shoal.runtime.partitioned import shard, tensor
-from shoal.runtime.partitioned.pipe import SCHEDULES, Pipeline, ScheduleName
-from shoal.runtime.partitioned.stages import Blueprint, Stage, stage_of, stages
+from shoal.runtime.parallel import optimizer as optimizers
+from shoal.runtime.parallel import shard, tensor
+from shoal.runtime.parallel.pipeline import SCHEDULES, Pipeline, ScheduleName
+from shoal.runtime.parallel.stages import Blueprint, Stage, stage_of, stages
 
 
-class Entry(NamedTuple):
+class ParameterEntry(NamedTuple):
     """One entry of the whole model's state: where it lives and how large it is."""
 
     name: str
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Placed:
+class ParallelModel:
     """A model cut over the ranks of a worker.
 
     Args:
@@ -60,7 +60,7 @@ class Placed:
     model: nn.Module
     mesh: DeviceMesh
     pipeline: Pipeline | None
-    entries: tuple[Entry, ...]
+    entries: tuple[ParameterEntry, ...]
 
     @property
     def replica_group(self) -> ProcessGroup:
@@ -80,13 +80,13 @@ class Placed:
         return {name: local(p) for name, p in self.model.named_parameters()}
 
 
-def place(
+def parallelize(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     *,
     mesh: DeviceMesh,
     schedule: ScheduleName = "1f1b",
-) -> Placed:
+) -> ParallelModel:
     """Cut ``model`` as ``mesh`` says and point ``optimizer`` at what this rank keeps.
 
     The model is changed in place and must hold the same numbers on every rank. The degrees are
@@ -95,7 +95,7 @@ def place(
     Args:
         model: the whole model, on the device of the mesh.
         optimizer: over its parameters, without state; None if there is none.
-        mesh: from :func:`shoal.runtime.partitioned.mesh.mesh`.
+        mesh: from :func:`shoal.runtime.parallel.mesh.mesh`.
         schedule: of the pipeline, if there is one.
 
     Raises:
@@ -108,7 +108,7 @@ def place(
     styles = tensor.plan(model, tp.size()) if tp.size() > 1 else {}
     parts = stages(model, pp.size()) if pp.size() > 1 else []
     entries = tuple(
-        Entry(name, stage_of(name, parts) or 0, value.shape, value.dtype)
+        ParameterEntry(name, stage_of(name, parts) or 0, value.shape, value.dtype)
         for name, value in model.state_dict().items()
         if isinstance(value, Tensor)
     )
@@ -127,7 +127,7 @@ def place(
         shard.cut(kept, dp)
     if optimizer:
         optimizers.repoint(optimizer, groups, kept)
-    return Placed(kept, mesh, pipeline, entries)
+    return ParallelModel(kept, mesh, pipeline, entries)
 
 
 def _expect_views() -> None:

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from shoal.errors import BadArgument, LayoutMismatch
-from shoal.runtime.partitioned.stages import Blueprint, Passed, Stage, as_passed
+from shoal.runtime.parallel.stages import Blueprint, Passed, Stage, as_passed
 
 ScheduleName = Literal["1f1b", "gpipe"]
 Shape = tuple[tuple[tuple[int, ...], torch.dtype], ...]

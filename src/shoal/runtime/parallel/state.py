@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from shoal.errors import CheckpointMismatch
-from shoal.runtime.partitioned.place import Placed, local
+from shoal.runtime.parallel.parallelize import ParallelModel, local
 
 
 @torch.no_grad()
-def full_state(placed: Placed) -> dict[str, Tensor]:
+def full_state(placed: ParallelModel) -> dict[str, Tensor]:
     """Parameters and buffers of the whole model by name, as plain tensors, on every rank."""
     mine = placed.model.state_dict()
     pp = placed.mesh["pp"]
@@ -35,7 +35,7 @@ def full_state(placed: Placed) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_full(placed: Placed, state: Mapping[str, Tensor]) -> None:
+def load_full(placed: ParallelModel, state: Mapping[str, Tensor]) -> None:
     """Put a whole model's state, equal on all ranks, into the parts; with no traffic."""
     wanted = {entry.name: entry.shape for entry in placed.entries}
     given = {name: value.shape for name, value in state.items()}
@@ -55,7 +55,7 @@ def load_full(placed: Placed, state: Mapping[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def global_norm(placed: Placed) -> Tensor:
+def global_norm(placed: ParallelModel) -> Tensor:
     """Euclidean norm of all gradients of the replica, the same on each of its ranks, in float64.
 
     torch's ``clip_grad_norm_`` cannot take the tensors of a model that is cut only in places, nor
@@ -74,7 +74,7 @@ def global_norm(placed: Placed) -> Tensor:
 
 
 @torch.no_grad()
-def clip(placed: Placed, max_norm: float, *, norm: Tensor | float | None = None) -> Tensor:
+def clip(placed: ParallelModel, max_norm: float, *, norm: Tensor | float | None = None) -> Tensor:
     """Scale all gradients so that their global norm is at most ``max_norm``; returns the norm.
 
     Args:

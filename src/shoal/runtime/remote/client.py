@@ -1,4 +1,11 @@
-"""Connect a worker to its servers, starting these where no launcher did."""
+"""Connect a worker to its servers, starting these where no launcher did.
+
+The optimizer's state at the servers: fetched for a checkpoint, and given back.
+
+With ssp and asp the servers' optimizer is the only one that steps. Each server remembers the
+parameters that live with it; here their memories become one state, the same as a worker's own would
+be, so that a run may go on without servers, or on another number of them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +14,27 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.util import Finalize
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import ExchangeTimeout, FaultError, PeerLost, UsageError
-from shoal.runtime.join import World
-from shoal.runtime.launcher import contract
-from shoal.runtime.launcher.workers import die_with_parent
-from shoal.runtime.source import Cut, Whole
-from shoal.runtime.summation import describe
-from shoal.runtime.team import Team
+from shoal.flow import Push
+from shoal.runtime.context import RunContext
+from shoal.runtime.launcher.processes import die_with_parent
+from shoal.runtime.remote.reduce_service import describe
+from shoal.runtime.resume.state import State, load_optimizer, optimizer_state, parameters_of
+from shoal.runtime.step.model import ReplicatedModel, ShardedModel
+from shoal.runtime.world import env as contract
+from shoal.runtime.world.failures import raise_if_failed
+from shoal.runtime.world.join import World
 from shoal.wire.channel import Hello, connect
-from shoal.wire.served import ServedWire, rates
+from shoal.wire.server import ServerWire, rates
 
 JOIN_SECONDS = 120.0
 
@@ -62,7 +76,9 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         child.kill()
 
 
-def served(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) -> ServedWire:
+def served(
+    source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, team: RunContext
+) -> ServerWire:
     """The wire of a strategy with servers."""
     world, strategy = team.world, team.strategy
     _refuse_twice(world)
@@ -73,7 +89,7 @@ def served(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) ->
         peer = f"server {index}"
         channels.append(connect(host, port, hello=hello, peer=peer, seconds=world.seconds))
     named = source.trainable()
-    wire = ServedWire(
+    wire = ServerWire(
         channels,
         workers=world.size,
         describe=describe,
@@ -87,7 +103,7 @@ def served(source: Whole | Cut, optimizer: torch.optim.Optimizer, team: Team) ->
     return wire
 
 
-def _take_leave(wire: ServedWire) -> None:
+def _take_leave(wire: ServerWire) -> None:
     with suppress(FaultError):
         wire.leave()
 
@@ -114,3 +130,70 @@ def find(world: World, key: str) -> tuple[str, int]:
         time.sleep(0.02)
     host, _, port = world.store.get(key).decode().rpartition(":")
     return host, int(port)
+
+
+LOOK_SECONDS = 0.02
+
+
+def fetch(wire: ServerWire, own: State) -> State:
+    """The servers' state under my hyper-parameters, which are those that a scheduler changes."""
+    merged: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for told in wire.call("state", [({}, [])] * wire.servers):
+        given = dict(zip(told.facts["names"], told.tensors, strict=True))
+        state = unflatten(told.facts["tree"], given.__getitem__)
+        merged |= state["state"]
+        extra |= state["extra"]
+    return {**own, "state": {name: merged[name] for name in sorted(merged)}, "extra": extra}
+
+
+def give(wire: ServerWire, model: Mapping[str, Tensor], state: State) -> None:
+    """Put model and optimizer at the servers; one worker does, while nobody pushes."""
+    wire.begin(model)
+    bodies = []
+    for server in range(wire.servers):
+        here = {n: kept for n, kept in state["state"].items() if wire.homes.get(n) == server}
+        tree, tensors = flatten({**state, "state": here}, "optimizer")
+        bodies.append(({"tree": tree, "names": list(tensors)}, list(tensors.values())))
+    wire.call("load", bodies)
+
+
+@torch.no_grad()
+def pull(wire: ServerWire, source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
+    """Take the servers' model; what it was written to."""
+    mine = source.trainable()
+    for name, value in wire.pull().items():
+        mine[name].copy_(value)
+    return mine
+
+
+def take_over(
+    wire: ServerWire, source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer
+) -> None:
+    """Hold what the servers hold, the same on every worker, for nobody can ask them later."""
+    pull(wire, source)
+    named = parameters_of(source)
+    load_optimizer(optimizer, named, fetch(wire, optimizer_state(optimizer, named)))
+
+
+def await_all(wire: ServerWire, team: RunContext) -> None:
+    """Wait until every worker has pushed its last.
+
+    Who took fewer steps than others goes on ticking meanwhile, or ssp would hold these back.
+    """
+    world = team.world
+    if world.store is None:
+        raise PeerLost("there is no store to meet at")
+    world.store.set(f"served-done/{world.rank}", "1")
+    end, left = time.monotonic() + world.seconds, list(range(world.size))
+    while left := [rank for rank in left if not world.store.check([f"served-done/{rank}"])]:
+        raise_if_failed(world)
+        if time.monotonic() > end:
+            raise ExchangeTimeout(
+                f"the end of the run: rank {', '.join(map(str, left))} still trained "
+                f"{world.seconds:g} s after rank {world.rank} was done; does every rank close its "
+                "run? a larger --timeout waits longer"
+            )
+        if not team.strategy.synchrony.free:
+            wire.ask(Push({})).wait()
+        time.sleep(LOOK_SECONDS)

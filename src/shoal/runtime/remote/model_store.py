@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.flow import Add
-from shoal.runtime.flats import real
+from shoal.runtime.step.buffers import real
 
 
 class Clocks:
@@ -41,7 +41,7 @@ class Clocks:
         return self.at[worker] - min(self.at.values()) <= self.bound
 
 
-class ModelStore:
+class ServerModel:
     """The model that counts and its only optimizer.
 
     Each push is one optimizer step with the pushed gradient over the number of workers, so that one

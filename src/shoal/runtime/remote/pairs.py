@@ -14,12 +14,12 @@ from torch import Tensor
 
 from shoal.errors import FaultError, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.flow import Ask, Pair
-from shoal.runtime.alarm import raise_if_failed
-from shoal.runtime.clients import find
-from shoal.runtime.server import publish
-from shoal.runtime.team import Team
+from shoal.runtime.context import RunContext
+from shoal.runtime.remote.client import find
+from shoal.runtime.remote.server import publish
+from shoal.runtime.world.failures import raise_if_failed
 from shoal.wire.channel import Channel, Hello, connect, listen, shut, welcome
-from shoal.wire.pending import Pending, There
+from shoal.wire.wire import Pending, Ready
 
 LOOK_SECONDS = 0.02
 
@@ -37,7 +37,7 @@ class PairWire:
 
     blocks = True
 
-    def __init__(self, parameters: Mapping[str, Tensor], team: Team) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], team: RunContext) -> None:
         self.size = team.seat.workers
         self.lock = threading.Lock()
         self._parameters = list(parameters.values())
@@ -70,7 +70,7 @@ class PairWire:
         try:
             channel = self._channel(ask.peer)
             channel.send("meet", {}, ask.parts)
-            return There(channel.receive().tensors)
+            return Ready(channel.receive().tensors)
         finally:
             self.lock.acquire()
 

@@ -51,7 +51,7 @@ def answer(spec: Spec, said: Sequence[list[Tensor]], add: Add) -> list[Tensor]:
     return [tensor for part in spec[1] for tensor in answer(part, said, add)]
 
 
-class Summation:
+class ReduceService:
     """Rounds that close when every worker has spoken.
 
     Args:

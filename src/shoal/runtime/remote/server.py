@@ -1,7 +1,7 @@
 """The server's process: it runs the user's script up to ``distribute``, then serves until all left.
 
-With bsp it sums (:class:`Summation`); with ssp or asp it holds the model and the optimizer
-(:class:`ModelStore`), which the script has just built: nothing needs to be sent as code.
+With bsp it sums (:class:`ReduceService`); with ssp or asp it holds the model and the optimizer
+(:class:`ServerModel`), which the script has just built: nothing needs to be sent as code.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import ExchangeTimeout, FaultError, PeerLost, UsageError
-from shoal.runtime.join import World
-from shoal.runtime.launcher.interfaces import own_address
-from shoal.runtime.objective import plain
-from shoal.runtime.state import load_optimizer, optimizer_state
-from shoal.runtime.store import Clocks, ModelStore
-from shoal.runtime.summation import Summation
+from shoal.runtime.loss import plain
+from shoal.runtime.remote.model_store import Clocks, ServerModel
+from shoal.runtime.remote.reduce_service import ReduceService
+from shoal.runtime.resume.state import load_optimizer, optimizer_state
+from shoal.runtime.world.interfaces import own_address
+from shoal.runtime.world.join import World
 from shoal.strategy import Strategy
 from shoal.wire.channel import Channel, Message, listen, shut, welcome
 
@@ -50,8 +50,8 @@ class Service:
         self.world = world
         self.all = {plain(n): p for n, p in model.named_parameters()}
         self.named = {name: p for name, p in self.all.items() if p.requires_grad}
-        self.sums = Summation(world.workers, add, seconds=PATIENCE * world.seconds)
-        self.store = ModelStore(self.named, optimizer, add=add, workers=world.workers)
+        self.sums = ReduceService(world.workers, add, seconds=PATIENCE * world.seconds)
+        self.store = ServerModel(self.named, optimizer, add=add, workers=world.workers)
         self.clocks = Clocks(range(world.workers), strategy.synchrony.staleness)
         self._changed = threading.Condition()
         self._begun = False

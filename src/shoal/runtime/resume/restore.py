@@ -3,24 +3,28 @@
 Everything is checked before anything is overwritten. On the same number of workers, cut alike, each
 gets its own back. On others the model is the agreed one, the order of samples goes on, optimizers
 and residuals are the mean of the old ones, and generators stay as the script seeded them.
+
+What several workers remembered, as one memory: for a run that goes on with other workers.
+
+Everybody gets the mean of what the old ones remembered. What reaches the model is the mean of all
+workers' residuals, and that stays the same.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from shoal.checkpoint.tree import flatten
 from shoal.errors import CheckpointMismatch, CheckpointMissing
-from shoal.runtime.blend import joined, mean_of, moved
-from shoal.runtime.replica import Replica
-from shoal.runtime.saving import (
+from shoal.runtime.resume.save import (
     buffers_of,
     group_of,
     memory_of,
@@ -28,7 +32,7 @@ from shoal.runtime.saving import (
     place_of,
     where,
 )
-from shoal.runtime.state import (
+from shoal.runtime.resume.state import (
     State,
     check_optimizer,
     load_model,
@@ -36,7 +40,8 @@ from shoal.runtime.state import (
     model_layout,
     parameters_of,
 )
-from shoal.wire.served import ServedWire
+from shoal.runtime.step.replica import Replica
+from shoal.wire.server import ServerWire
 
 if TYPE_CHECKING:
     from shoal.checkpoint import Loaded
@@ -59,7 +64,7 @@ def restore(run: Run, path: str | PathLike[str] | None = None) -> bool:
         return False
     if lacking := FACTS - set(loaded.meta):
         raise CheckpointMismatch(f"{loaded.path} was not saved by a run: no {min(lacking)} in it")
-    past = Past(run, loaded)
+    past = Restorer(run, loaded)
     past.check()
     run.drain()
     for name, replica in run.replicas.items():
@@ -88,7 +93,7 @@ def restore_now(run: Run, path: str | PathLike[str] | None = None) -> bool:
     return found
 
 
-class Past:
+class Restorer:
     """A checkpoint as one run sees it.
 
     Args:
@@ -153,8 +158,8 @@ class Past:
                 _fill(replica.source.trainable(), own.get("parameters", {}))
         replica.mode.load_state_dict(moved(memory, self.run.device))
 
-    def _serve(self, replica: Replica, wire: ServedWire, state: State) -> None:
-        from shoal.runtime.served_state import give
+    def _serve(self, replica: Replica, wire: ServerWire, state: State) -> None:
+        from shoal.runtime.remote.client import give
 
         dist.barrier()  # nobody pushes any more
         if self.run.rank == 0:
@@ -210,3 +215,50 @@ def _kin(held: Any, saved: Any) -> Any:
         return saved
     made = {key: _kin(held.get(key), value) for key, value in saved.items()}
     return Counter(made) if isinstance(held, Counter) else made
+
+
+def mean_of(parts: Sequence[Any]) -> Any:
+    """The mean of nested states, tensor by tensor; what is not a float is the first one's.
+
+    What only some hold (the stages of a pipeline) is the mean over those.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Tensor):
+        alike = all(isinstance(p, Tensor) and p.shape == first.shape for p in parts)
+        if not first.is_floating_point() or not alike or _same(parts):
+            return first
+        return torch.stack([p.double() for p in parts]).mean(0).to(first.dtype)
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for part in parts for key in part)
+        return {key: mean_of([part[key] for part in parts if key in part]) for key in keys}
+    if isinstance(first, tuple | list) and all(len(p) == len(first) for p in parts):
+        return type(first)(mean_of(list(column)) for column in zip(*parts, strict=True))
+    return first
+
+
+def _same(parts: Sequence[Tensor]) -> bool:
+    """Whether nothing needs a mean, which would round."""
+    return all(torch.equal(p, parts[0]) for p in parts[1:])
+
+
+def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One optimizer's state of several: stages add up, replicas are averaged."""
+    first = states[0]
+    groups = [
+        {**kin[0], "params": list(dict.fromkeys(name for group in kin for name in group["params"]))}
+        for kin in zip(*(state["groups"] for state in states), strict=True)
+    ]
+    return {**first, "groups": groups, "state": mean_of([state["state"] for state in states])}
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A nested state on another device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(moved(item, device) for item in value)
+    return value

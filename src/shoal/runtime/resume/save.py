@@ -24,18 +24,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.errors import CheckpointError, UsageError
-from shoal.runtime.explained import Explained
-from shoal.runtime.launcher import contract
-from shoal.runtime.objective import plain
-from shoal.runtime.replica import Replica
-from shoal.runtime.served_state import fetch
-from shoal.runtime.source import Cut
-from shoal.runtime.state import copied, model_state, optimizer_state, parameters_of
+from shoal.runtime.loss import plain
+from shoal.runtime.remote.client import fetch
+from shoal.runtime.resume.state import copied, model_state, optimizer_state, parameters_of
+from shoal.runtime.step.model import ShardedModel
+from shoal.runtime.step.replica import Replica
+from shoal.runtime.world import env as contract
+from shoal.runtime.world.error_context import ErrorContext
 
 if TYPE_CHECKING:
     from shoal.checkpoint import Loaded
-    from shoal.runtime.feed import Feed
     from shoal.runtime.run import Run
+    from shoal.runtime.step.batches import RunLoader
 
 log = logging.getLogger("shoal")
 
@@ -77,7 +77,7 @@ def save(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
     stateful = run.team.settings.stateful
     mine["stateful"] = {name: held.state_dict() for name, held in stateful.items()}
     whole = checkpoint.State(shared, mine, _facts(run))
-    options = checkpoint.Options(keep=run.team.settings.keep, group=group_of(run))
+    options = checkpoint.SaveOptions(keep=run.team.settings.keep, group=group_of(run))
     found = checkpoint.save(root, whole, step=run.steps, options=options)
     run.saved.at, run.saved.due = run.steps, False
     return found
@@ -110,9 +110,9 @@ def _put_own(replica: Replica, own: dict[str, Any]) -> None:
 def buffers_of(replica: Replica) -> dict[str, Tensor]:
     """My buffers by name, those too that a state_dict leaves out."""
     named = {plain(n): b for n, b in replica.model.named_buffers()}
-    if not isinstance(replica.source, Cut):
+    if not isinstance(replica.source, ShardedModel):
         return named
-    from shoal.runtime.partitioned.place import local
+    from shoal.runtime.parallel.parallelize import local
 
     return {name: local(b) for name, b in named.items()}
 
@@ -191,7 +191,7 @@ def save_now(run: Run) -> None:
         return
     run.saved.due = False
     try:
-        with Explained(run.team.world, run.steps, "save"):
+        with ErrorContext(run.team.world, run.steps, "save"):
             save(run)
     except CheckpointError as error:
         if run.is_main:
@@ -217,7 +217,7 @@ def wake(run: Run) -> None:
         run.saved.rng = None
 
 
-def place_feed(run: Run, feed: Feed) -> None:
+def place_feed(run: Run, feed: RunLoader) -> None:
     """Put a loader where the checkpoint left it: the k-th loader of the script, the k-th saved."""
     feed.number = run.steps
     feed.opening, feed.closing = partial(wake, run), partial(save_now, run)
@@ -241,7 +241,7 @@ def resume(run: Run) -> None:
         )
     if directory is None:  # a restart, which nobody prepared for
         return
-    from shoal.runtime.restoring import restore
+    from shoal.runtime.resume.restore import restore
 
     found = restore(run)
     if not found and run.is_main:

@@ -13,35 +13,35 @@ import torch
 from torch import Tensor
 
 from shoal.errors import CheckpointMismatch
-from shoal.runtime.objective import plain
-from shoal.runtime.source import Cut, Whole
+from shoal.runtime.loss import plain
+from shoal.runtime.step.model import ReplicatedModel, ShardedModel
 
 Named = Mapping[str, Tensor]
 State = dict[str, Any]
 
 
-def model_state(source: Whole | Cut) -> dict[str, Tensor]:
+def model_state(source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
     """The whole model's state; of a model that is cut, gathered (all its ranks call together)."""
-    if isinstance(source, Cut):
-        from shoal.runtime.partitioned import full_state
+    if isinstance(source, ShardedModel):
+        from shoal.runtime.parallel import full_state
 
         return full_state(source.placed)
     return {plain(n): t for n, t in source.model.state_dict().items() if isinstance(t, Tensor)}
 
 
-def model_layout(source: Whole | Cut) -> dict[str, Tensor]:
+def model_layout(source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
     """Names, shapes and dtypes of :func:`model_state`, with no traffic and no memory."""
-    if isinstance(source, Cut):
+    if isinstance(source, ShardedModel):
         entries = source.placed.entries
         return {e.name: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in entries}
     return model_state(source)
 
 
 @torch.no_grad()
-def load_model(source: Whole | Cut, state: Named) -> None:
+def load_model(source: ReplicatedModel | ShardedModel, state: Named) -> None:
     """Put a whole model's state in place."""
-    if isinstance(source, Cut):
-        from shoal.runtime.partitioned import load_full
+    if isinstance(source, ShardedModel):
+        from shoal.runtime.parallel import load_full
 
         return load_full(source.placed, state)
     for name, tensor in source.model.state_dict().items():
@@ -63,7 +63,7 @@ def copied(state: Named) -> dict[str, Tensor]:
     return found
 
 
-def parameters_of(source: Whole | Cut) -> dict[str, Tensor]:
+def parameters_of(source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
     """Every parameter this rank holds, frozen ones too."""
     return {plain(name): p for name, p in source.model.named_parameters()}
 

@@ -1,16 +1,31 @@
-"""A loader inside a run: its waits are spans, its position is saved with the run."""
+"""A loader inside a run: its waits are spans, its position is saved with the run.
+
+Numbers that all workers of a run share: samples of a batch, and whatever the user asks.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.runtime.team import Team
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.errors import UnknownName
+from shoal.runtime.context import RunContext
+from shoal.runtime.world.error_context import ErrorContext
+from shoal.samples.batch import count, split
 from shoal.samples.loader import Loader, make
 
+if TYPE_CHECKING:
+    from shoal.runtime.run import Run
 
-class Feed:
+
+class RunLoader:
     """Iterates a loader and notes how long each batch took to come.
 
     Args:
@@ -24,7 +39,7 @@ class Feed:
         closing: called when the loop is done with a batch.
     """
 
-    def __init__(self, loader: Loader, team: Team) -> None:
+    def __init__(self, loader: Loader, team: RunContext) -> None:
         self.loader = loader
         self.team = team
         self.number = 0
@@ -33,7 +48,9 @@ class Feed:
         self.closing: Callable[[], None] = _nothing
 
     @classmethod
-    def made(cls, dataset: Any, batch_size: int, *, team: Team, options: Mapping[str, Any]) -> Feed:
+    def made(
+        cls, dataset: Any, batch_size: int, *, team: RunContext, options: Mapping[str, Any]
+    ) -> RunLoader:
         """A feed over a new loader."""
         return cls(make(dataset, batch_size, share=team.share, **options), team)
 
@@ -91,3 +108,89 @@ class Feed:
 
 def _nothing() -> None:
     """A loader outside of a run has nothing to do in between."""
+
+
+How = Literal["mean", "sum", "max", "min"]
+OPS = {
+    "mean": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
+    """Samples in my batch, and in everybody's: known, or asked for while forward computes."""
+    feed = next((feed for feed in run.feeds if feed.loader.last is batch), None)
+    mine = count(batch) if feed is None else feed.loader.mine
+    if not run.tally.together:
+        return mine, _of_replica(run, mine)
+    if feed is not None:
+        return mine, partial(int, feed.loader.total)
+    if run.team.share.count == 1:
+        return mine, partial(int, mine)
+    if run.updater.total:  # as last time, and put right afterwards where that was wrong
+        run.tally.guess = run.updater.total
+        return mine, partial(int, run.updater.total)
+    copies = run.size // run.team.share.count  # tensor and pipe ranks see the same samples
+    told = torch.tensor(float(mine), dtype=torch.float64)
+    work = dist.all_reduce(told, group=_side(run), async_op=True)
+    return mine, partial(_counted, run, told, work, copies)
+
+
+def _of_replica(run: Run, mine: int) -> Callable[[], int]:
+    """Samples of my replica, which decides alone what its step is."""
+    if run.team.mesh is None or run.tally.shards == 1:
+        return partial(int, mine)
+    told = torch.tensor(float(mine), dtype=torch.float64)
+    work = dist.all_reduce(told, group=run.team.mesh["dp_shard"].get_group(), async_op=True)
+    return partial(_counted, run, told, work, 1)
+
+
+def pieces(run: Run, batch: Any, mine: int, parts: int) -> list[tuple[Any, int]]:
+    """Micro-batches of my batch, each with its samples.
+
+    Ranks that share a model make equally many, so that their gathers meet: who has fewer samples
+    adds some that weigh nothing.
+    """
+    share = run.team.share
+    cut = [batch] if parts == 1 else split(batch, parts, rows=mine) if mine else []
+    made = [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut if mine]
+    if not share.stands_in:
+        return made
+    sharing = share.count if run.tally.together else run.tally.shards
+    most = -(-run.tally.total() // sharing)  # samples of whoever has most
+    idle = split(batch, max(mine, 1), rows=max(mine, 1))[0]
+    return made + [(idle, 0)] * (min(parts, most) - len(made))
+
+
+def _counted(run: Run, told: Tensor, work: dist.Work | None, copies: int) -> int:
+    if work is not None:
+        with ErrorContext(run.team.world, run.steps, "samples"):
+            work.wait()
+    return round(float(told) / copies)
+
+
+def agree(run: Run, value: float | bool, how: How) -> float:
+    """One number of all workers'."""
+    if how not in OPS:
+        raise UnknownName("way to agree", how, OPS)
+    if run.size == 1:
+        return float(value)
+    with ErrorContext(run.team.world, run.steps, "agree"):
+        told = torch.tensor(float(value), dtype=torch.float64)
+        dist.all_reduce(told, op=OPS[how], group=_side(run))
+    return float(told) / (run.size if how == "mean" else 1)
+
+
+def _side(run: Run) -> dist.ProcessGroup:
+    """A group beside that of the gradients, in which a question may come at any moment.
+
+    In the middle of a step one rank's gradients are under way and another's are not: in one group
+    the question would meet a gradient.
+    """
+    if run.side is None:
+        limit = timedelta(seconds=run.team.world.seconds)
+        run.side = dist.new_group(backend="gloo", timeout=limit)
+    side: dist.ProcessGroup = run.side
+    return side

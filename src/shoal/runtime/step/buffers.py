@@ -2,6 +2,11 @@
 
 Tensors lie in the order in which backward meets them (last layer first), so that the tensors of one
 task are one contiguous range: a message needs no copy, neither before nor after.
+
+Where the memory of messages comes from: shared with the other ranks of the host, if that helps.
+
+The shoal backend combines tensors that lie in shared memory without copying them. It pays where the
+flat range itself is what travels: numbers as they are, summed by the backend's own all-reduce.
 """
 
 from __future__ import annotations
@@ -12,9 +17,13 @@ from heapq import merge
 from typing import NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from shoal.axes.compression import Trait
 from shoal.axes.scheduling import Cost, Layer, Schedule, Slice, Task
+from shoal.strategy import Strategy
+from shoal.wire.shm import allocate
 
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
 Allocate: TypeAlias = Callable[[int, torch.dtype, torch.device], Tensor]
@@ -26,7 +35,7 @@ def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(numel, dtype=dtype, device=device)
 
 
-class Place(NamedTuple):
+class ParamView(NamedTuple):
     """Where one tensor lies: which flat buffer, from which element, and how it looks."""
 
     kind: Kind
@@ -35,7 +44,7 @@ class Place(NamedTuple):
     view: Tensor  # shaped and strided as the tensor it stands for
 
 
-class Bound(NamedTuple):
+class Bucket(NamedTuple):
     """A task of a schedule, bound to memory."""
 
     task: Task
@@ -45,7 +54,7 @@ class Bound(NamedTuple):
     whole: Tensor  # the same numbers as one flat range
 
 
-class Flats:
+class FlatBuffers:
     """Flat buffers that hold a copy of named tensors' shapes, in backward order.
 
     Args:
@@ -77,15 +86,15 @@ class Flats:
         }
 
     @cached_property
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, ParamView]:
         """Where each tensor lies, by name."""
-        places: dict[str, Place] = {}
+        places: dict[str, ParamView] = {}
         ends = dict.fromkeys(self.buffers, 0)
         for name in reversed(self.names):
             tensor = self._tensors[name]
             kind, numel = _extent(tensor)
             start, ends[kind] = ends[kind], ends[kind] + numel
-            places[name] = Place(kind, start, numel, _view(self.buffers[kind], start, tensor))
+            places[name] = ParamView(kind, start, numel, _view(self.buffers[kind], start, tensor))
         return places
 
     @property
@@ -106,7 +115,7 @@ class Flats:
         """Bytes held."""
         return sum(b.numel() * b.element_size() for b in self.buffers.values())
 
-    def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bound, ...]:
+    def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bucket, ...]:
         """Plan the tasks of each type apart, then order them as backward makes them ready.
 
         The order is the same on every rank: it depends on shapes and costs only.
@@ -132,7 +141,7 @@ class Flats:
         # the proportions matter, for an order of messages.
         return Layer(name, nbytes, nbytes * 1e-9, nbytes * 2e-9)
 
-    def _bind(self, task: Task, names: Sequence[str]) -> Bound:
+    def _bind(self, task: Task, names: Sequence[str]) -> Bucket:
         cuts = [self._cut(names[s.layer], s) for s in task.slices]
         starts, stops = [a for _, a, _ in cuts], [b for _, _, b in cuts]
         first, last = min(starts), max(stops)
@@ -146,7 +155,7 @@ class Flats:
             pieces.append(real(place.view) if complete else flat[start:stop])
             keys.append(name if complete else f"{name}[{start - place.start}:{stop - place.start}]")
         used = tuple(name for name, _, _ in cuts)
-        return Bound(task, used, tuple(keys), tuple(pieces), flat[first:last])
+        return Bucket(task, used, tuple(keys), tuple(pieces), flat[first:last])
 
     def _cut(self, name: str, piece: Slice) -> tuple[str, int, int]:
         place = self.places[name]
@@ -186,3 +195,25 @@ def _dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def allocator(strategy: Strategy, group: dist.ProcessGroup | None, *, workers: int) -> Allocate:
+    """How to take memory for what a strategy sends.
+
+    Args:
+        strategy: what is sent, and how.
+        group: who agrees; None is everybody.
+        workers: how many they are; all must take memory in the same order.
+    """
+    traits = strategy.compression.traits
+    as_it_is = Trait.LOSSLESS in traits and Trait.ELEMENTWISE in traits
+    summed = strategy.coordination.via == "collective" and strategy.collectives.is_native
+    if workers == 1 or not (as_it_is and summed):
+        return zeros
+
+    def shared(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if device.type != "cpu":
+            return zeros(numel, dtype, device)
+        return allocate(numel, dtype, group)
+
+    return shared

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shoal.runtime.modes import Asks
-from shoal.wire.pending import Pending, Wire
+from shoal.runtime.step.modes import Asks
+from shoal.wire.wire import Pending, Wire
 
 Job = Callable[[], None]
 
 
-class Suspended:
+class PendingFlow:
     """A flow between an ask and its answer.
 
     Args:
@@ -47,7 +47,7 @@ class Suspended:
             self._advance(self._pending.wait())
 
 
-class Inline:
+class InlineQueue:
     """Jobs run at once, in the caller's thread."""
 
     def submit(self, job: Job) -> int:
@@ -62,7 +62,7 @@ class Inline:
         """Nothing to close."""
 
 
-class Thread:
+class CommThread:
     """Jobs run in one communication thread, in order; an error surfaces at the next join."""
 
     def __init__(self, name: str = "shoal-exchange") -> None:

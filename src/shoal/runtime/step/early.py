@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.runtime.engine import Engine
-from shoal.runtime.objective import modules
+from shoal.runtime.loss import modules
+from shoal.runtime.step.engine import Engine
 
 Nowhere = Callable[[], set[str]]
 

@@ -16,11 +16,17 @@ from torch import Tensor
 
 from shoal.axes.compression import Trait
 from shoal.errors import UsageError
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.control import SILENT, Table, Word, put, table_of
-from shoal.runtime.line import Inline, Suspended, Thread
-from shoal.runtime.measuring import Watch
-from shoal.wire.pending import Wire
+from shoal.runtime.step.comm_queue import CommThread, InlineQueue, PendingFlow
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.stats import (
+    EMPTY_REPORT,
+    StepReport,
+    StepReports,
+    read_reports,
+    write_report,
+)
+from shoal.runtime.tuning.measure import StepTimer
+from shoal.wire.wire import Wire
 
 LARGE = 2**16  # bytes: moved at once, while in the cache; smaller ones many at a time, in one call
 
@@ -38,12 +44,12 @@ class Engine:
 
     def __init__(
         self,
-        agreement: Agreement,
+        agreement: Exchange,
         wire: Wire,
         *,
         parameters: Mapping[str, Tensor],
         worker: int,
-        watch: Watch | None = None,
+        watch: StepTimer | None = None,
     ) -> None:
         self.agreement = agreement
         self.wire = wire
@@ -53,13 +59,13 @@ class Engine:
         self.rides = agreement.flats.has_tail
         self._worker = worker
         self._watch = watch
-        self._word: Callable[[], Word] = lambda: SILENT
+        self._word: Callable[[], StepReport] = lambda: EMPTY_REPORT
         self._tail = agreement.flats.tail
         self._views = {name: agreement.flats.places[name].view for name in parameters}
         at_once = not (wire.blocks or agreement.schedule.scatters)
         window = agreement.schedule.window
         simple = Trait.ONE_SHOT in agreement.compressor.traits and at_once and not window
-        self.line: Inline | Thread = Inline() if simple else Thread()
+        self.line: InlineQueue | CommThread = InlineQueue() if simple else CommThread()
         # a second half needs the first; others wait while the next is on its way
         lag = window - 1 if window else 0 if agreement.schedule.scatters else 1
         self._lag = None if simple else lag
@@ -85,13 +91,13 @@ class Engine:
     def _reset(self) -> None:
         self.live = False
         self._next = 0
-        self._open: list[Suspended | None] = [None] * len(self.agreement.tasks)
+        self._open: list[PendingFlow | None] = [None] * len(self.agreement.tasks)
         self._agreed: set[int] = set()
         self._missing = list(self._expected)
         self._here: set[str] = set()
         self._filled: set[str] = set()
 
-    def arm(self, word: Callable[[], Word]) -> None:
+    def arm(self, word: Callable[[], StepReport]) -> None:
         """The backward to come is the last of the step: gradients may leave as they arrive.
 
         Args:
@@ -134,7 +140,7 @@ class Engine:
         while self._next < len(self._missing) and self._missing[self._next] == 0:
             self._fill(self.agreement.tasks[self._next].names)
             if self.rides and self._next == len(self._missing) - 1:
-                put(self._word(), self._tail, self._worker)
+                write_report(self._word(), self._tail, self._worker)
             job = self.line.submit(partial(self._start, self._next))
             if self._lag is not None and self._next >= self._lag:
                 self._over[self._next - self._lag] = job
@@ -162,7 +168,7 @@ class Engine:
 
     def _start(self, index: int) -> None:
         wire = self.wire if self._watch is None else self._watch.wire(index, self.wire)
-        self._open[index] = Suspended(self.agreement.flow(index), wire)
+        self._open[index] = PendingFlow(self.agreement.flow(index), wire)
         if self._lag is not None and index >= self._lag:
             self._finish(index - self._lag)
 
@@ -171,7 +177,7 @@ class Engine:
         if suspended is not None:
             suspended.finish()
 
-    def send_rest(self, word: Word) -> tuple[str, ...]:
+    def send_rest(self, word: StepReport) -> tuple[str, ...]:
         """Backward is over: issue what has not left yet; return whose gradient never came."""
         self.live = False
         unused = []
@@ -188,9 +194,9 @@ class Engine:
                 self._over[index] = self.line.submit(partial(self._finish, index))
         return tuple(unused)
 
-    def table(self) -> Table:
+    def table(self) -> StepReports:
         """Everybody's word, which came with the last gradients."""
-        return table_of(self._tail)
+        return read_reports(self._tail)
 
     def settle(self) -> None:
         """Wait until every task is agreed."""

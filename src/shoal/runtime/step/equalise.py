@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shoal.runtime.flats import real
-from shoal.runtime.peers import PairWire
-from shoal.runtime.served_state import pull
+from shoal.runtime.remote.client import pull
+from shoal.runtime.remote.pairs import PairWire
+from shoal.runtime.step.buffers import real
 
 if TYPE_CHECKING:
-    from shoal.runtime.replica import Replica
+    from shoal.runtime.step.replica import Replica
 
 
 @contextmanager

@@ -1,15 +1,22 @@
-"""Keep what a linear layer's gradient is made of: its inputs, and the gradients of its outputs."""
+"""Keep what a linear layer's gradient is made of: its inputs, and the gradients of its outputs.
+
+Gradients that hold only the rows looked up, and travel as such.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shoal import rules
 from shoal.axes.compression import Trait
-from shoal.runtime.agreement import Agreement
+from shoal.flow import Rows
+from shoal.runtime.step.exchange import Exchange
+from shoal.strategy import Strategy
+from shoal.wire.wire import Wire
 
 Pair = tuple[Tensor, Tensor]
 
@@ -71,7 +78,7 @@ class Factors(Mapping[str, Pair]):
         self.clear()
 
 
-def watch(model: nn.Module, parameters: Mapping[str, Tensor], agreement: Agreement) -> Factors:
+def watch(model: nn.Module, parameters: Mapping[str, Tensor], agreement: Exchange) -> Factors:
     """Hand factors to an agreement on gradients, if its compressor has a use for them."""
     wanted = Trait.FACTORS in agreement.compressor.traits
     agreement.factors = Factors(model, parameters if wanted else {})
@@ -81,3 +88,25 @@ def watch(model: nn.Module, parameters: Mapping[str, Tensor], agreement: Agreeme
 def _rows(tensor: Tensor) -> Tensor:
     """A batch of samples; one without a batch is a batch of one."""
     return tensor.reshape(-1, tensor.shape[-1])
+
+
+def looked_up(model: nn.Module, strategy: Strategy) -> set[int]:
+    """The parameters, by identity, of which a step's gradient is some rows."""
+    if not rules.can_overlap(strategy) or strategy.coordination.via != "collective":
+        return set()
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    found = [m for m in model.modules() if isinstance(m, tables) and m.sparse]
+    return {id(m.weight) for m in found}
+
+
+def agree_rows(parameters: Iterable[Tensor], wire: Wire) -> None:
+    """Put the mean of all workers' rows in the place of mine."""
+    for p in parameters:
+        grad = p.grad if p.grad is not None else _no_rows(p)
+        rows = wire.ask(Rows(grad)).wait()
+        p.grad = rows if rows._nnz() else None  # looked up by nobody: not a gradient of zero
+
+
+def _no_rows(p: Tensor) -> Tensor:
+    where = torch.zeros(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(where, p.new_zeros(0, *p.shape[1:]), p.shape)

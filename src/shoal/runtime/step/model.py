@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import UsageError
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.objective import Loss, plain, split_target
+from shoal.runtime.loss import Loss, plain, split_target
+from shoal.runtime.step.exchange import Exchange
 
 if TYPE_CHECKING:
-    from shoal.runtime.partitioned import Pipeline, Placed
+    from shoal.runtime.parallel import ParallelModel, Pipeline
 
 
-class Whole:
+class ReplicatedModel:
     """A model that this rank holds whole.
 
     Args:
@@ -32,7 +32,7 @@ class Whole:
         """Parameters that are not frozen; tied ones once."""
         return {plain(n): p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def collect(self, agreement: Agreement) -> None:
+    def collect(self, agreement: Exchange) -> None:
         """Copy gradients in; a missing one counts as zero."""
         for name, p in self.trainable().items():
             if (place := agreement.flats.places.get(name)) is None:
@@ -42,7 +42,7 @@ class Whole:
             else:
                 place.view.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
 
-    def deliver(self, agreement: Agreement) -> None:
+    def deliver(self, agreement: Exchange) -> None:
         """Gradients become views of the agreed numbers."""
         for name, p in self.trainable().items():
             p.grad = agreement.flats.places[name].view
@@ -72,14 +72,14 @@ class Whole:
         raise UsageError("this model is not cut into stages")
 
 
-class Cut:
+class ShardedModel:
     """A model of which this rank holds a part.
 
     Args:
         placed: what torch's FSDP2, DTensor and pipelining made of it.
     """
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: ParallelModel) -> None:
         self.placed = placed
         self.model = placed.model
 
@@ -93,7 +93,7 @@ class Cut:
         frozen = {n for n, p in self.model.named_parameters() if not p.requires_grad}
         return {n: t for n, t in self.placed.local_parameters().items() if n not in frozen}
 
-    def collect(self, agreement: Agreement) -> None:
+    def collect(self, agreement: Exchange) -> None:
         """Copy my part of the gradients in."""
         self._cut_alike()
         grads = self.placed.local_gradients()
@@ -116,20 +116,20 @@ class Cut:
             elif grad is None and p.requires_grad:
                 p.grad = torch.zeros_like(p)  # another replica may have one
 
-    def deliver(self, agreement: Agreement) -> None:
+    def deliver(self, agreement: Exchange) -> None:
         """Copy the agreed part back to where torch keeps it."""
         for name, grad in self.placed.local_gradients().items():
             grad.copy_(agreement.flats.places[name].view)
 
     def norm(self) -> float:
         """Over all ranks of the replica."""
-        from shoal.runtime.partitioned import global_norm
+        from shoal.runtime.parallel import global_norm
 
         return float(global_norm(self.placed))
 
     def clip(self, limit: float, norm: float) -> None:
         """Every rank scales its part alike."""
-        from shoal.runtime.partitioned import clip
+        from shoal.runtime.parallel import clip
 
         clip(self.placed, limit, norm=norm)
 

@@ -11,26 +11,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.axes.compression.stopwatch import Stopwatch
+from shoal.axes.compression.kit.stopwatch import Stopwatch
 from shoal.errors import UsageError
 from shoal.flow import Ask, drive
-from shoal.runtime.control import Absent, Asked, Table, Word, absent, tell
-from shoal.runtime.early import EarlyUpdates
-from shoal.runtime.engine import Engine
-from shoal.runtime.equalise import agreed, equalise, memory_of, still
-from shoal.runtime.factors import Factors, watch
-from shoal.runtime.line import Suspended
-from shoal.runtime.memory import allocator
-from shoal.runtime.modes import Mode, choose
-from shoal.runtime.replanning import Replanning, engine
-from shoal.runtime.rows import agree_rows, looked_up
-from shoal.runtime.served_state import await_all, take_over
-from shoal.runtime.source import Cut, Whole
-from shoal.runtime.team import Team
-from shoal.runtime.watch import Watched
+from shoal.runtime.context import RunContext
+from shoal.runtime.remote.client import await_all, take_over
+from shoal.runtime.step.buffers import allocator
+from shoal.runtime.step.comm_queue import PendingFlow
+from shoal.runtime.step.early import EarlyUpdates
+from shoal.runtime.step.engine import Engine
+from shoal.runtime.step.equalise import agreed, equalise, memory_of, still
+from shoal.runtime.step.hooks import Factors, agree_rows, looked_up, watch
+from shoal.runtime.step.model import ReplicatedModel, ShardedModel
+from shoal.runtime.step.modes import Mode, choose
+from shoal.runtime.step.stats import (
+    PendingReports,
+    StepReport,
+    StepReports,
+    UnusedParameters,
+    find_unused,
+    gather_reports,
+)
+from shoal.runtime.tuning.measure import TracedWire
+from shoal.runtime.tuning.replan import Replanning, engine
 from shoal.strategy import Strategy
-from shoal.wire.pending import Wire
-from shoal.wire.served import ServedWire
+from shoal.wire.server import ServerWire
+from shoal.wire.wire import Wire
 
 
 class Replica:
@@ -44,7 +50,12 @@ class Replica:
     """
 
     def __init__(
-        self, source: Whole | Cut, optimizer: torch.optim.Optimizer, *, team: Team, wire: Wire
+        self,
+        source: ReplicatedModel | ShardedModel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        team: RunContext,
+        wire: Wire,
     ) -> None:
         self.source = source
         self.model = source.model
@@ -53,14 +64,14 @@ class Replica:
         self.carrier = wire
         # the servers that hold the model and its only optimizer, until I leave them
         free = not team.strategy.synchrony.waits
-        self.served = wire if isinstance(wire, ServedWire) and free else None
+        self.served = wire if isinstance(wire, ServerWire) and free else None
         self._settled = False
-        self.wire = Watched(wire, team.recorder)
+        self.wire = TracedWire(wire, team.recorder)
         self.engine: Engine | None = None
         self.early: EarlyUpdates | None = None
         self.replanning: Replanning | None = None
         self.factors = Factors(self.model, {})
-        self._opened: list[Suspended] = []
+        self._opened: list[PendingFlow] = []
         self._begun = False
         self.mode: Mode = self._plan()
 
@@ -97,7 +108,7 @@ class Replica:
         )
         if team.seat.workers > 1 and mode.gradients is not None:
             mode.gradients.flats.buffers  # noqa: B018  all ranks take shared memory at one time
-        if isinstance(self.source, Whole) and mode.gradients and team.seat.workers > 1:
+        if isinstance(self.source, ReplicatedModel) and mode.gradients and team.seat.workers > 1:
             self.engine, self.replanning = engine(
                 mode.gradients, self.wire, parameters=self.parameters, team=team
             )
@@ -135,9 +146,9 @@ class Replica:
         self._begun = True
         if self.early is not None and self.early.compiled:
             self.early.drain()  # no hook inside a compiled graph will
-        self._opened = [Suspended(flow, self.wire) for flow in self.mode.opening()]
+        self._opened = [PendingFlow(flow, self.wire) for flow in self.mode.opening()]
 
-    def arm(self, word: Callable[[], Word]) -> None:
+    def arm(self, word: Callable[[], StepReport]) -> None:
         """The last backward of the step comes next; ``word`` gives mine on it, loss included."""
         self._settle_plan()
         if self.engine is not None and self.team.strategy.scheduling.overlaps:
@@ -149,7 +160,7 @@ class Replica:
         if self.replanning is not None:
             self.replanning.renew()
 
-    def agree(self, word: Word, step: int) -> Callable[[], Table] | None:
+    def agree(self, word: StepReport, step: int) -> Callable[[], StepReports] | None:
         """After backward: agree on gradients and on everybody's word; None where nobody waits.
 
         With early updates nothing is waited for: the table is there when it is asked for.
@@ -161,13 +172,13 @@ class Replica:
         if not (self.team.strategy.synchrony.waits and self.mode.due()):
             return None
         unused = self._send(word)
-        asked: list[Asked] = []
+        asked: list[PendingReports] = []
         size = self.team.world.size
         copies = size // self.team.share.count  # tensor and pipe ranks see the same samples
         word = word._replace(unused=len(unused))
 
         def say() -> None:
-            asked.append(tell(word, size=size, copies=copies))
+            asked.append(gather_reports(word, size=size, copies=copies))
 
         if self.engine is None:
             say()
@@ -191,10 +202,10 @@ class Replica:
     def _defer(self, early: EarlyUpdates, unused: tuple[str, ...]) -> None:
         """Leave updates to the next forward; those of looked-up rows do not wait for it."""
         names, missing = list(self.parameters), [n for n in unused if n in self.parameters]
-        asked: list[Absent] = []
+        asked: list[UnusedParameters] = []
 
         def ask() -> None:
-            asked.append(absent(set(missing), names, self.team.group))
+            asked.append(find_unused(set(missing), names, self.team.group))
 
         engine = early.engine
         engine.line.submit(ask)
@@ -206,7 +217,7 @@ class Replica:
             for p in self.sparse.values():
                 p.grad = None
 
-    def _send(self, word: Word) -> tuple[str, ...]:
+    def _send(self, word: StepReport) -> tuple[str, ...]:
         """Put the rest of the gradients on the wire; return whose never came."""
         self._settle_plan()  # a loop without run.micro, or an empty share, came without a backward
         if self.engine is not None:
@@ -222,7 +233,7 @@ class Replica:
     def _drop_absent(self, unused: set[str]) -> None:
         """A parameter without a gradient anywhere keeps none: its momentum must not move it."""
         everything = {**self.parameters, **self.sparse}
-        for name in absent(unused, list(everything), self.team.group).wait():
+        for name in find_unused(unused, list(everything), self.team.group).wait():
             everything[name].grad = None
 
     def scale(self, factor: float) -> None:

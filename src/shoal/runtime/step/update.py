@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from shoal.errors import UsageError
-from shoal.runtime import closures
-from shoal.runtime.control import Table, nonfinite
-from shoal.runtime.replica import Replica
-from shoal.runtime.step import Step
-from shoal.runtime.tally import Tally
-from shoal.runtime.team import Team
+from shoal.runtime import validate as closures
+from shoal.runtime.context import RunContext
+from shoal.runtime.step.replica import Replica
+from shoal.runtime.step.stats import Step, StepReports, StepStats, nonfinite
 
 log = logging.getLogger("shoal")
 
@@ -35,11 +33,11 @@ class Updater:
         tally: what the step added up.
     """
 
-    def __init__(self, team: Team, tally: Tally) -> None:
+    def __init__(self, team: RunContext, tally: StepStats) -> None:
         self.team = team
         self.tally = tally
         self._seen: dict[Replica, int] = {}
-        self._late: tuple[int, Callable[[], Table]] | None = None
+        self._late: tuple[int, Callable[[], StepReports]] | None = None
         self.total = 0  # samples of the last step of all workers, where the next may be guessed
 
     def update(self, replica: Replica, number: int) -> Step:
@@ -48,10 +46,10 @@ class Updater:
         first = self._refuse_if_nothing_new(replica)
         self.look_back()
         word = self.tally.word()
-        ask = replica.agree(word, number) or partial(Table, (word,))
+        ask = replica.agree(word, number) or partial(StepReports, (word,))
         early = replica.early is not None
         self._late = (number, ask) if early else None
-        table = Table((word,)) if early and not word.bad else ask()
+        table = StepReports((word,)) if early and not word.bad else ask()
         skip = self._bad_losses(table, number)
         if not early:
             self._correct(replica, table)
@@ -90,7 +88,7 @@ class Updater:
             (number, ask), self._late = self._late, None
             self._bad_losses(ask(), number)
 
-    def _correct(self, replica: Replica, table: Table) -> None:
+    def _correct(self, replica: Replica, table: StepReports) -> None:
         """The step's samples were guessed to be as many as last time: put right what was not."""
         if replica.engine is None and not self.tally.guess:
             return  # alone, or every step is counted
@@ -99,7 +97,7 @@ class Updater:
         exact = replica.engine is not None and replica.engine.rides
         self.total = table.samples if exact else 0
 
-    def _bad_losses(self, table: Table, number: int) -> bool:
+    def _bad_losses(self, table: StepReports, number: int) -> bool:
         bad = table.bad_ranks()
         if not bad:
             return False
@@ -129,7 +127,7 @@ class Updater:
     def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:
         """Let the optimizer call ``closure`` as often as it likes; each call is agreed on."""
         closures.refuse(self.team.strategy, self.team.settings, ranks=self.team.world.size)
-        seen: list[Table] = []
+        seen: list[StepReports] = []
 
         def agreed() -> float:
             self.tally.losses.clear()
@@ -138,7 +136,7 @@ class Updater:
                 closure()
             word = self.tally.word()
             ask = replica.agree(word, number)
-            table = Table((word,)) if ask is None else ask()
+            table = StepReports((word,)) if ask is None else ask()
             self._bad_losses(table, number)
             self._correct(replica, table)
             seen.append(table)

@@ -17,9 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.analyse.links import Link, fit
+from shoal.analysis.links import Link, fit
 from shoal.axes.scheduling import Layer, Schedule, fused, wfbp
-from shoal.runtime.measuring import Seen
+from shoal.runtime.tuning.measure import Measurements
 
 STARTUP = 1e-4  # seconds, of a link of which one size of message is all that was seen
 SPREAD = 2  # a line is trusted when the largest message is so many times the smallest
@@ -49,7 +49,7 @@ class Trial(NamedTuple):
         return math.fsum(self.steps) / len(self.steps)
 
 
-class Choice:
+class ScheduleTuner:
     """What a schedule that measures does next.
 
     Args:
@@ -70,7 +70,7 @@ class Choice:
         self._usual: dict[int, float] | None = None
         self._odd = 0  # looks in a row at which messages took another time
 
-    def look(self, seen: Seen) -> Planned | None:
+    def look(self, seen: Measurements) -> Planned | None:
         """What to change to after these steps; None: go on as before."""
         if self.schedule.measures == "changes":
             layers = [
@@ -98,7 +98,7 @@ class Choice:
                 return self._planned(survey, self.layers, "to measure messages of another size")
         return self._begin(seen, "measured")
 
-    def _begin(self, seen: Seen, why: str) -> Planned:
+    def _begin(self, seen: Measurements, why: str) -> Planned:
         self._learn(seen)
         link = self.link or Link(STARTUP, 0.0)
         offered = self.schedule.contenders
@@ -111,7 +111,7 @@ class Choice:
         self._tried.append(self._trying)
         return self._trying.planned
 
-    def _judge(self, trial: Trial, seen: Seen) -> Planned:
+    def _judge(self, trial: Trial, seen: Measurements) -> Planned:
         """The steps of a trial are over: try the next, or keep the fastest."""
         trial.steps.append(seen.step)
         self._learn(seen)
@@ -128,7 +128,7 @@ class Choice:
         link = self.link or best.planned.link
         return best.planned._replace(why=f"kept of {steps} a step; {told(link)}")
 
-    def _learn(self, seen: Seen) -> None:
+    def _learn(self, seen: Measurements) -> None:
         self._points.update(seen.messages)
         self.link = link_of(self._points, self.link)
         self.layers = [

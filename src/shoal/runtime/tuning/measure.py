@@ -9,6 +9,8 @@ the numbers are made the same first, by one small all-reduce that leaves with th
 * the slowest rank's step.
 
 Times are the host's. Where a device computes behind it, arrivals tell when work was launched.
+
+Note exchanges on the timeline: from the ask to the moment its answer arrived.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from shoal.flow import Ask
-from shoal.runtime.watch import Stamped
-from shoal.wire.pending import Pending, There, Wire, Works
+from shoal.flow import Ask, nbytes
+from shoal.timeline.record import Recorder
+from shoal.wire.wire import Pending, PendingWork, Ready, Wire
 
 Clock = Callable[[], float]
 
 
-class Message(NamedTuple):
+class MessageTiming(NamedTuple):
     """Bytes that a message stands for, and when it was under way."""
 
     nbytes: int
@@ -34,7 +36,7 @@ class Message(NamedTuple):
     stop: float
 
 
-class Record:
+class StepRecord:
     """One step: when backward began, when each gradient came, each task's first and last moment."""
 
     __slots__ = ("arrivals", "began", "tasks")
@@ -45,7 +47,7 @@ class Record:
         self.tasks: dict[int, list[float]] = {}
 
 
-class Watch:
+class StepTimer:
     """Notes moments of steps as they pass; used by hooks, so it does little.
 
     Args:
@@ -55,12 +57,12 @@ class Watch:
     def __init__(self, now: Clock = time.perf_counter) -> None:
         self.now = now
         self.step = 0  # of the agreement: the same on every rank
-        self.records: dict[int, Record] = {}
-        self._record = Record(now())
+        self.records: dict[int, StepRecord] = {}
+        self._record = StepRecord(now())
 
     def open(self) -> None:
         """Backward begins."""
-        self._record = self.records[self.step] = Record(self.now())
+        self._record = self.records[self.step] = StepRecord(self.now())
 
     def arrived(self, name: str) -> None:
         """A gradient is there."""
@@ -70,10 +72,10 @@ class Watch:
         """The same wire, watched on behalf of one task."""
         start = self.now()
         span = self._record.tasks.setdefault(index, [start, start])
-        return Timed(wire, span, self.now)
+        return TimedWire(wire, span, self.now)
 
 
-class Timed:
+class TimedWire:
     """A wire that notes when the last of its answers was there.
 
     Args:
@@ -89,14 +91,14 @@ class Timed:
     def ask(self, ask: Ask) -> Pending:
         """Issue an ask; what can tell by itself that it is over does, others when waited for."""
         pending = self._inner.ask(ask)
-        under_way = pending.pending if isinstance(pending, Stamped) else pending
-        if isinstance(under_way, Works) and under_way.works and under_way.signals:
+        under_way = pending.pending if isinstance(pending, TracedPending) else pending
+        if isinstance(under_way, PendingWork) and under_way.works and under_way.signals:
             under_way.works[-1].get_future().add_done_callback(self._over)
             return pending
-        if isinstance(under_way, There):
+        if isinstance(under_way, Ready):
             self._over()
             return pending
-        return Stamped(pending, self._over)
+        return TracedPending(pending, self._over)
 
     def leave(self) -> None:
         """The run is over."""
@@ -106,7 +108,7 @@ class Timed:
         self._span[1] = self._now()
 
 
-class Seen(NamedTuple):
+class Measurements(NamedTuple):
     """What some steps took, the same on every rank."""
 
     backward: dict[str, float]  # seconds a parameter
@@ -124,7 +126,7 @@ def backward_seconds(began: float, arrivals: Mapping[str, float]) -> dict[str, f
     return taken
 
 
-def busy_seconds(messages: Iterable[Message]) -> float:
+def busy_seconds(messages: Iterable[MessageTiming]) -> float:
     """Seconds during which at least one message was under way."""
     busy, free = 0.0, -math.inf
     for _, start, stop in sorted(messages, key=lambda m: m.start):
@@ -133,7 +135,7 @@ def busy_seconds(messages: Iterable[Message]) -> float:
     return busy
 
 
-def service_seconds(messages: Iterable[Message]) -> dict[int, float]:
+def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
     """What a message takes, on average, by its average size; empty if there was none.
 
     Several are under way at once and share the link, so no single one tells what it takes; all of a
@@ -151,7 +153,7 @@ def mean_nbytes(sizes: Sequence[int]) -> int:
     return sum(sent) // len(sent) if sent else 0
 
 
-class Layout(NamedTuple):
+class MeasurementLayout(NamedTuple):
     """Which numbers travel, in an order that all ranks share."""
 
     names: tuple[str, ...]
@@ -159,14 +161,14 @@ class Layout(NamedTuple):
     steps: int
 
     def numbers(
-        self, records: Sequence[Record | None], nbytes: Sequence[int], step: float
+        self, records: Sequence[StepRecord | None], nbytes: Sequence[int], step: float
     ) -> list[float]:
         """Mine, such that the maximum over ranks is what counts; see :meth:`seen`."""
         backward: dict[str, list[float]] = {}
         told: list[float] = []
         for record in records:
             spans = record.tasks.items() if record is not None else ()
-            taken = service_seconds(Message(nbytes[index], *span) for index, span in spans)
+            taken = service_seconds(MessageTiming(nbytes[index], *span) for index, span in spans)
             told += [-taken[size] if size in taken else -math.inf for size in self.sizes]
             if record is not None:
                 for name, seconds in backward_seconds(record.began, record.arrivals).items():
@@ -174,7 +176,7 @@ class Layout(NamedTuple):
         mine = [median(backward[name]) if name in backward else 0.0 for name in self.names]
         return [*mine, *told, step]
 
-    def seen(self, numbers: Sequence[float], changes: Sequence[float] = ()) -> Seen:
+    def seen(self, numbers: Sequence[float], changes: Sequence[float] = ()) -> Measurements:
         """What the maxima say."""
         count, width = len(self.names), len(self.sizes)
         backward = dict(zip(self.names, numbers, strict=False))
@@ -184,4 +186,57 @@ class Layout(NamedTuple):
             if known := [seconds for seconds in found if 0 < seconds < math.inf]:
                 messages[size] = median(known)
         changed = dict(zip(self.names, changes, strict=False))
-        return Seen(backward, messages, numbers[-1] or math.inf, changed)
+        return Measurements(backward, messages, numbers[-1] or math.inf, changed)
+
+
+class TracedPending(NamedTuple):
+    """An answer under way whose arrival is noted."""
+
+    pending: Pending
+    arrived: Callable[[], None]
+
+    def wait(self) -> Any:
+        """Wait, and note it unless the work's own callback did."""
+        answer = self.pending.wait()
+        self.arrived()
+        return answer
+
+
+class TracedWire:
+    """A wire whose exchanges are spans.
+
+    Args:
+        wire: who answers.
+        recorder: where the spans go.
+    """
+
+    def __init__(self, wire: Wire, recorder: Recorder) -> None:
+        self.size = wire.size
+        self.blocks = wire.blocks
+        self.inner = wire
+        self.step = 0
+        self._recorder = recorder
+
+    def ask(self, ask: Ask) -> Pending:
+        """Issue an ask; its span ends when the answer is there, not when somebody looks."""
+        if not self._recorder.enabled:
+            return self.inner.ask(ask)
+        start, step, size = time.perf_counter(), self.step, nbytes(ask)
+        unnoted = [True]
+
+        def arrived(*_: object) -> None:
+            try:
+                unnoted.pop()  # at once, for two threads may come together
+            except IndexError:
+                return
+            seconds = time.perf_counter() - start
+            self._recorder.add("exchange", type(ask).__name__, start, seconds, size, step)
+
+        pending = self.inner.ask(ask)
+        if isinstance(pending, PendingWork) and pending.works and pending.signals:
+            pending.works[-1].get_future().add_done_callback(arrived)
+        return TracedPending(pending, arrived)
+
+    def leave(self) -> None:
+        """The run is over."""
+        self.inner.leave()

@@ -17,20 +17,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.axes.scheduling import Layer
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.choosing import Choice, Planned, summary
-from shoal.runtime.engine import Engine
-from shoal.runtime.measuring import Layout, Watch, mean_nbytes
-from shoal.runtime.team import Team
-from shoal.wire.pending import Wire
+from shoal.runtime.context import RunContext
+from shoal.runtime.step.engine import Engine
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.tuning.choose import Planned, ScheduleTuner, summary
+from shoal.runtime.tuning.measure import MeasurementLayout, StepTimer, mean_nbytes
+from shoal.wire.wire import Wire
 
 log = logging.getLogger("shoal")
 
 
-class Asked(NamedTuple):
+class PendingMeasurements(NamedTuple):
     """Everybody's numbers, under way."""
 
-    layout: Layout
+    layout: MeasurementLayout
     numbers: Tensor
     work: dist.Work | None
 
@@ -44,14 +44,14 @@ class Replanning:
         team: who agrees on these numbers.
     """
 
-    def __init__(self, engine: Engine, watch: Watch, team: Team) -> None:
+    def __init__(self, engine: Engine, watch: StepTimer, team: RunContext) -> None:
         self.engine, self.watch, self.team = engine, watch, team
         self.schedule = engine.agreement.schedule
         places = engine.agreement.flats.places
         sizes = {n: places[n].view.nbytes for n in engine.parameters}
-        self.choice = Choice(self.schedule, [Layer(name, n) for name, n in sizes.items()])
+        self.choice = ScheduleTuner(self.schedule, [Layer(name, n) for name, n in sizes.items()])
         self._due = False
-        self._asked: list[Asked] = []
+        self._asked: list[PendingMeasurements] = []
         self._last: float | None = None
         self._steps: list[float] = []
         self._changes = Changes(engine.parameters, self.schedule.every)
@@ -75,7 +75,7 @@ class Replanning:
         tasks = self.engine.agreement.tasks
         nbytes = [bound.task.nbytes for bound in tasks]
         sizes = (mean_nbytes(nbytes),) if self._times else ()
-        layout = Layout(tuple(self.engine.parameters), sizes, self.schedule.every)
+        layout = MeasurementLayout(tuple(self.engine.parameters), sizes, self.schedule.every)
         window = range(step - self.schedule.every, step)
         records = [self.watch.records.get(number) if number else None for number in window]
         taken = median(self._steps) if self._steps else 0.0
@@ -83,7 +83,7 @@ class Replanning:
         device = self.team.world.device  # the group's backend may know no other
         numbers = torch.tensor([*self._changes.told, *told], dtype=torch.float64, device=device)
         work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.team.group, async_op=True)
-        self._asked.append(Asked(layout, numbers, work))
+        self._asked.append(PendingMeasurements(layout, numbers, work))
 
     @property
     def _times(self) -> bool:
@@ -121,11 +121,11 @@ class Replanning:
 
 
 def engine(
-    agreement: Agreement, wire: Wire, *, parameters: Mapping[str, Tensor], team: Team
+    agreement: Exchange, wire: Wire, *, parameters: Mapping[str, Tensor], team: RunContext
 ) -> tuple[Engine, Replanning | None]:
     """What drives an agreement, and what plans it anew if its schedule measures."""
     measures = agreement.schedule.measures
-    watch = Watch()
+    watch = StepTimer()
     made = Engine(
         agreement,
         wire,

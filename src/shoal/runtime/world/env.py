@@ -33,7 +33,7 @@ RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")  # what a server has n
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankEnv:
     """Where one process sits: its number, and where the others meet."""
 
     rank: int
@@ -81,7 +81,7 @@ def fingerprint(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
-def read_seat(environ: Mapping[str, str] | None = None) -> Seat | None:
+def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
     """This process's seat, or None when it was started alone."""
     env = os.environ if environ is None else environ
     if env.get(ROLE) == "server":
@@ -94,7 +94,7 @@ def read_seat(environ: Mapping[str, str] | None = None) -> Seat | None:
         return None
     _check(rank, size, env)
     workers = _whole(env, "WORLD_SIZE", size)
-    return Seat(
+    return RankEnv(
         rank, size, *_local(rank, workers, env),
         host=env.get("MASTER_ADDR", "127.0.0.1"),
         port=_whole(env, "MASTER_PORT", 0),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from shoal.runtime import alarm
-from shoal.runtime.join import World
+from shoal.runtime.world import failures as alarm
+from shoal.runtime.world.join import World
 
 
-class Explained:
+class ErrorContext:
     """``with Explained(world, step, "update"): ...``.
 
     Args:

@@ -7,6 +7,8 @@ looks four times a second answers on behalf of a main thread that may be stuck i
 1. a rank whose exchange broke rings the bell and says where it is;
 2. every live rank hears the bell and says where *it* is, stuck or not;
 3. who has failed is known by name; who does not answer is missing.
+
+Why a worker ended before its time, as it is told to its peers and to the launcher.
 """
 
 from __future__ import annotations
@@ -16,21 +18,30 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shoal.errors import CheckpointError, ExchangeTimeout, PeerLost, ShoalError
-from shoal.runtime.launcher.contract import ERROR_FILE
-from shoal.runtime.launcher.failure import Failure, leave_for_launcher
+from shoal.errors import (
+    CheckpointError,
+    ExchangeTimeout,
+    LayoutMismatch,
+    PeerLost,
+    ShoalError,
+    UsageError,
+)
+from shoal.runtime.world.env import ERROR_FILE
 
 if TYPE_CHECKING:
-    from shoal.runtime.join import World
+    from shoal.runtime.world.join import World
 
 LOOK_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
@@ -40,7 +51,7 @@ LATE = ("timed out", "timeout")
 
 
 @dataclass
-class Position:
+class RankPosition:
     """Where this process is: its step, and the exchange it is in ("" while it computes)."""
 
     step: int = 0
@@ -51,7 +62,7 @@ class Position:
         return f"{doing} step {self.step}"
 
 
-_here = Position()
+_here = RankPosition()
 
 
 def progress(step: int, exchange: str = "") -> None:
@@ -60,7 +71,7 @@ def progress(step: int, exchange: str = "") -> None:
     _here.exchange = exchange
 
 
-class Alarm:
+class FailureWatcher:
     """One worker's line to the others: the bell, the reason, the positions."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -99,16 +110,16 @@ class Alarm:
         """Say where this rank is."""
         self._store.set(f"at/{self.rank}", json.dumps(asdict(_here)))
 
-    def ask(self) -> dict[int, Position]:
+    def ask(self) -> dict[int, RankPosition]:
         """Ring, and collect where everyone is until all have answered or the time is up."""
         self.answer()
         self._store.set("bell", "1")
         limit = time.monotonic() + ANSWER_SECONDS
-        found: dict[int, Position] = {}
+        found: dict[int, RankPosition] = {}
         while len(found) < self.size and self.heard() is None:
             for rank in set(range(self.size)) - set(found):
                 if self._store.check([f"at/{rank}"]):
-                    found[rank] = Position(**json.loads(self._store.get(f"at/{rank}")))
+                    found[rank] = RankPosition(**json.loads(self._store.get(f"at/{rank}")))
             if time.monotonic() > limit:
                 break
             time.sleep(LOOK_SECONDS / 5)
@@ -127,7 +138,7 @@ def report_failure(world: World | None, error: BaseException) -> bool:
     """Tell the other ranks and the launcher why this one ends; whether the launcher will show it.
 
     Args:
-        world: from :func:`shoal.runtime.join.join`; None before it.
+        world: from :func:`shoal.runtime.world.join.join`; None before it.
         error: what ends this rank.
     """
     rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
@@ -178,7 +189,7 @@ def _about_peers(error: BaseException) -> bool:
     return said and isinstance(error, (dist.DistError, RuntimeError))
 
 
-def _blame(world: World, found: dict[int, Position], *, late: bool) -> ShoalError:
+def _blame(world: World, found: dict[int, RankPosition], *, late: bool) -> ShoalError:
     silent = [rank for rank in range(world.size) if rank not in found]
     elsewhere = [
         f"rank {rank} is {position}"
@@ -221,3 +232,84 @@ def install(current: Callable[[], World | None]) -> None:
             time.sleep(LINGER_SECONDS)  # until the others have read why
 
     sys.excepthook = hook
+
+
+TAIL_LINES = 60
+PACKAGE = str(Path(__file__).parents[2])
+CONSEQUENCES: dict[str, type[ShoalError]] = {
+    kind.__name__: kind for kind in (PeerLost, ExchangeTimeout, LayoutMismatch)
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's end; JSON on the wire and on disk."""
+
+    rank: int
+    type: str
+    message: str
+    traceback: str = ""
+    exit_code: int = 1
+    seconds: float = 0.0  # the machine's monotonic clock, to tell who was first
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> Failure:
+        """The failure an exception makes."""
+        lines = _own_lines(error) if isinstance(error, UsageError) else []
+        lines = lines or traceback.format_exception(type(error), error, error.__traceback__)
+        tail = "".join(lines).splitlines()[-TAIL_LINES:]
+        code = error.exit_code if isinstance(error, ShoalError) else 1
+        return cls(rank, type(error).__name__, str(error), "\n".join(tail), code, time.monotonic())
+
+    @classmethod
+    def read(cls, text: bytes | str) -> Failure:
+        """What :meth:`write` wrote."""
+        return cls(**json.loads(text))
+
+    def write(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only says that somebody else failed."""
+        return self.type in CONSEQUENCES
+
+    def says_as(self, other: Failure | None) -> bool:
+        """Whether another worker says the very same."""
+        return other is not None and (self.type, self.message) == (other.type, other.message)
+
+    def as_error(self) -> ShoalError:
+        """What the other ranks raise; a consequence is passed on, not wrapped again."""
+        if self.is_consequence:
+            return CONSEQUENCES[self.type](self.message)
+        verb = "failed: " if self.traceback else ""  # else the launcher's word: died, ended
+        return PeerLost(f"rank {self.rank} {verb}{self.type}: {self.message}")
+
+
+def _own_lines(error: BaseException) -> list[str]:
+    """Which line of the script asked for what will not do; none if only ours are known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    script = list(takewhile(lambda frame: not frame.filename.startswith(PACKAGE), frames))
+    if not script:
+        return []
+    head = "Traceback (most recent call last):\n"
+    return [head, *traceback.format_list(script), *traceback.format_exception_only(error)]
+
+
+def leave_for_launcher(failure: Failure) -> bool:
+    """Write the error file, if a launcher asked for one; whether it will be read there."""
+    path = os.environ.get(ERROR_FILE)
+    if path:
+        with suppress(OSError), open(path, "x", encoding="utf-8") as file:
+            file.write(failure.write())
+            return True
+    return False
+
+
+def read_error_file(path: Path) -> Failure | None:
+    """What a worker left, or None when it could not."""
+    try:
+        return Failure.read(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -25,12 +25,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, UsageError
-from shoal.runtime.alarm import Alarm, install
-from shoal.runtime.launcher import contract
-from shoal.runtime.launcher.contract import Seat, read_seat, read_seconds
-from shoal.runtime.launcher.interfaces import gloo_choice, wrong_interface
-from shoal.runtime.launcher.meeting import as_fault, meet, turn
-from shoal.wire.shm.registration import why_not
+from shoal.runtime.world import env as contract
+from shoal.runtime.world.env import RankEnv, read_rank_env, read_seconds
+from shoal.runtime.world.failures import FailureWatcher, install
+from shoal.runtime.world.interfaces import gloo_choice, wrong_interface
+from shoal.runtime.world.rendezvous import as_fault, meet, turn
+from shoal.wire.shm.backend.registration import why_not
 
 log = logging.getLogger("shoal")
 
@@ -58,7 +58,7 @@ class World:
     servers: int = 0
     hosts_store: bool = False
     owns_group: bool = False  # join made the process group, so leave drops it
-    alarm: Alarm | None = field(default=None, repr=False, compare=False)
+    alarm: FailureWatcher | None = field(default=None, repr=False, compare=False)
     close: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -93,7 +93,7 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
     limit = seconds if seconds is not None else read_seconds(contract.TIMEOUT, DEFAULT_SECONDS)
     if not 0 < limit < float("inf"):
         raise UsageError(f"join(seconds={seconds}): seconds must be positive and finite")
-    seat = read_seat()
+    seat = read_rank_env()
     if dist.is_initialized():
         world = _adopt(seat, limit)
     elif seat is None:
@@ -124,7 +124,7 @@ def _alone() -> tuple[torch.device, str]:
     return torch.device("cpu"), "none"
 
 
-def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
+def _meet(seat: RankEnv, backend: str | None, seconds: float) -> World:
     device, chosen = _choose(seat, backend)
     if seat.size == 1 and seat.servers == 0:
         return World(0, 1, 0, 1, device, "none", None, seat.generation, seat.run_id, seconds)
@@ -137,7 +137,7 @@ def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
         _init_group(chosen, device, PrefixStore("group", store), seat, seconds)
     else:
         chosen = "none"
-    alarm = Alarm(run, seat.rank, seat.size) if seat.role == "worker" else None
+    alarm = FailureWatcher(run, seat.rank, seat.size) if seat.role == "worker" else None
     if alarm is not None:
         alarm.start()
     return World(
@@ -148,7 +148,7 @@ def _meet(seat: Seat, backend: str | None, seconds: float) -> World:
     )  # fmt: skip
 
 
-def _choose(seat: Seat, backend: str | None) -> tuple[torch.device, str]:
+def _choose(seat: RankEnv, backend: str | None) -> tuple[torch.device, str]:
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend not in (None, "gloo", "nccl", "shoal"):
         raise UsageError(
@@ -175,7 +175,7 @@ def _choose(seat: Seat, backend: str | None) -> tuple[torch.device, str]:
 
 
 def _init_group(
-    backend: str, device: torch.device, store: Store, seat: Seat, seconds: float
+    backend: str, device: torch.device, store: Store, seat: RankEnv, seconds: float
 ) -> None:
     both = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     with as_fault(f"making the {backend} process group"):
@@ -185,14 +185,14 @@ def _init_group(
         )  # fmt: skip
 
 
-def _adopt(seat: Seat | None, seconds: float) -> World:
+def _adopt(seat: RankEnv | None, seconds: float) -> World:
     """Use a process group that the script has made itself; it stays the script's."""
     rank, size = dist.get_rank(), dist.get_world_size()
     base = dist.distributed_c10d._get_default_store()
     run_id = seat.run_id if seat else "none"
     generation = seat.generation if seat else 0
     store = PrefixStore(f"{contract.prefix(run_id, '', generation)}/{turn()}", base)
-    alarm = Alarm(store, rank, size)
+    alarm = FailureWatcher(store, rank, size)
     alarm.start()
     backend = dist.get_backend()
     device = torch.device("cpu")
@@ -206,7 +206,9 @@ def _adopt(seat: Seat | None, seconds: float) -> World:
     )  # fmt: skip
 
 
-def _closer(store: Store, alarm: Alarm | None, key: str, *, waits: bool) -> Callable[[], None]:
+def _closer(
+    store: Store, alarm: FailureWatcher | None, key: str, *, waits: bool
+) -> Callable[[], None]:
     """What leaving means for the store; whoever hosts it waits for the others."""
 
     def close() -> None:
@@ -226,7 +228,7 @@ def _drop_group(world: World) -> None:
         dist.destroy_process_group()  # after a failure it would wait for what cannot end
 
 
-def _see_off(store: Store, alarm: Alarm) -> None:
+def _see_off(store: Store, alarm: FailureWatcher) -> None:
     """Keep the store open until the others have left it."""
     end = time.monotonic() + LEAVE_SECONDS
     keys = [f"left/{rank}" for rank in range(alarm.size)]

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shoal.errors import ExchangeTimeout, PeerLost, UsageError
-from shoal.runtime.launcher import contract
-from shoal.runtime.launcher.contract import Seat
-from shoal.runtime.launcher.failure import Failure
-from shoal.runtime.launcher.host import bind
+from shoal.runtime.launcher.store_host import bind
+from shoal.runtime.world import env as contract
+from shoal.runtime.world.env import RankEnv
+from shoal.runtime.world.failures import Failure
 
 log = logging.getLogger("shoal")
 
@@ -34,14 +34,14 @@ _turns = itertools.count()  # the k-th join of a process meets the k-th join of 
 _hosted: dict[tuple[str, int], TCPStore] = {}  # stays open: others may join again
 
 
-class Meeting(NamedTuple):
+class JoinedStores(NamedTuple):
     """Two views of one store."""
 
     store: Store  # of this join alone
     run: Store  # of the whole generation: where the launcher, too, tells of failures
 
 
-def meet(seat: Seat, seconds: float) -> Meeting:
+def meet(seat: RankEnv, seconds: float) -> JoinedStores:
     """The store of this generation, once everybody is there.
 
     Args:
@@ -50,7 +50,7 @@ def meet(seat: Seat, seconds: float) -> Meeting:
     """
     join_seconds = contract.read_seconds(contract.JOIN_SECONDS, contract.DEFAULT_JOIN_SECONDS)
     base = _connect(seat, seconds, join_seconds)
-    meeting = Meeting(_admit(seat, base), PrefixStore(seat.prefix, base))
+    meeting = JoinedStores(_admit(seat, base), PrefixStore(seat.prefix, base))
     _wait_for_all(seat, meeting, join_seconds)
     return meeting
 
@@ -60,7 +60,7 @@ def turn() -> int:
     return next(_turns)
 
 
-def _connect(seat: Seat, seconds: float, join_seconds: float) -> Store:
+def _connect(seat: RankEnv, seconds: float, join_seconds: float) -> Store:
     """The store all meet at; hosted by rank 0 unless a launcher hosts it."""
     limit = timedelta(seconds=max(seconds, join_seconds))
     where = (seat.host, seat.port)
@@ -78,14 +78,14 @@ def _connect(seat: Seat, seconds: float, join_seconds: float) -> Store:
         return TCPStore(seat.host, seat.port, None, False, timeout=limit, wait_for_workers=False)
 
 
-def _listen(seat: Seat) -> int:
+def _listen(seat: RankEnv) -> int:
     # torch listens on every interface whatever address it is told; this socket keeps to one.
     everywhere = seat.size > seat.local_size
     instead = "choose another port, the same on every worker"
     return bind(seat.port, everywhere=everywhere, name="MASTER_PORT=", instead=instead).detach()
 
 
-def _reach(seat: Seat, join_seconds: float) -> None:
+def _reach(seat: RankEnv, join_seconds: float) -> None:
     """Wait until somebody listens; torch's own waiting prints a C++ stack for each try."""
     tell = _Teller()
     for left in _countdown(join_seconds):
@@ -100,7 +100,7 @@ def _reach(seat: Seat, join_seconds: float) -> None:
     )
 
 
-def _admit(seat: Seat, base: Store) -> Store:
+def _admit(seat: RankEnv, base: Store) -> Store:
     """Take the seat, or be refused: another run, another token, another size, or taken."""
     run = _first(base, "shoal/run", seat.run_id)
     if run != seat.run_id:
@@ -128,7 +128,7 @@ def _first(store: Store, key: str, value: str) -> str:
     return told.decode()
 
 
-def _wait_for_all(seat: Seat, meeting: Meeting, join_seconds: float) -> None:
+def _wait_for_all(seat: RankEnv, meeting: JoinedStores, join_seconds: float) -> None:
     missing, tell = _awaited(seat), _Teller()
     for left in _countdown(join_seconds):
         with as_fault("waiting for the other workers"):
@@ -148,7 +148,7 @@ def _wait_for_all(seat: Seat, meeting: Meeting, join_seconds: float) -> None:
     raise error
 
 
-def _pass_on(seat: Seat, meeting: Meeting, error: ExchangeTimeout) -> None:
+def _pass_on(seat: RankEnv, meeting: JoinedStores, error: ExchangeTimeout) -> None:
     """Let the others give up for the same reason, before the store goes with its host."""
     with as_fault("waiting for the other workers"):
         meeting.run.compare_set("alarm/failure", "", Failure.of(seat.rank, error).write())
@@ -156,7 +156,7 @@ def _pass_on(seat: Seat, meeting: Meeting, error: ExchangeTimeout) -> None:
         time.sleep(LOOK_SECONDS * 6)
 
 
-def _awaited(seat: Seat) -> list[str]:
+def _awaited(seat: RankEnv) -> list[str]:
     workers = [f"seat/{rank}" for rank in range(seat.workers)]
     return workers + [f"seat/server-{index}" for index in range(seat.servers)]
 

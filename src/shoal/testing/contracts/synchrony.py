@@ -6,7 +6,7 @@ import math
 import random
 
 from shoal.axes.synchrony import Synchrony
-from shoal.runtime.store import Clocks
+from shoal.runtime.remote.model_store import Clocks
 from shoal.testing.contracts.require import require
 
 

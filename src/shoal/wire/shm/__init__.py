@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.wire.shm.registration import register, why_not
+from shoal.wire.shm.backend.registration import register, why_not
 
 if TYPE_CHECKING:
-    from shoal.wire.shm.group import ShoalGroup, allocate
+    from shoal.wire.shm.backend.process_group import ShoalGroup, allocate
 
 __all__ = ["ShoalGroup", "allocate", "register", "why_not"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("ShoalGroup", "allocate"):
-        from shoal.wire.shm import group
+        from shoal.wire.shm.backend import process_group as group
 
         return getattr(group, name)
     raise AttributeError(f"module 'shoal.wire.shm' has no attribute {name!r}")

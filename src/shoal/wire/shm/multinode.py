@@ -9,13 +9,28 @@ and in every run.
 
 broadcast passes once over the network for each host. What sends something else to each rank
 (all_gather, scatter, reduce_scatter, all_to_all) goes over gloo between all ranks.
+
+How many ranks of a host speak with other hosts at once: one for all, or each for a slice.
+
+One message has less overhead; several connections may fill a link, or a core, that one does not.
+Which is faster depends on the machines, so it is measured. The first calls of each size (powers of
+two) try the ways in turn; then all ranks agree on the one whose slowest rank was done first. Either
+way numbers are combined in the order of hosts, so results do not depend on the choice.
+
+Messages between hosts, over gloo; and what it means when gloo gives up.
+
+gloo tells a connection, not a rank, and has one error for all: who has not come in time and who is
+gone differ in its words only.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -29,15 +44,13 @@ from torch._C._distributed_c10d import (
     ReduceOp,
 )
 
-from shoal.errors import LayoutMismatch
-from shoal.wire.shm.board import entitled
-from shoal.wire.shm.connect import Meeting
-from shoal.wire.shm.far import named
-from shoal.wire.shm.host import Host
-from shoal.wire.shm.lines import TITLE_NBYTES
-from shoal.wire.shm.reduction import Reduction
-from shoal.wire.shm.rounds import Extent
-from shoal.wire.shm.speakers import Speakers
+from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
+from shoal.wire.shm.backend.work import Work
+from shoal.wire.shm.memory.barrier import TITLE_NBYTES, entitled
+from shoal.wire.shm.memory.reduce_ops import Reduction
+from shoal.wire.shm.node.collectives import Host
+from shoal.wire.shm.node.rounds import Extent
+from shoal.wire.shm.rendezvous import Meeting
 
 _AGREE = entitled("agreeing with other hosts")
 
@@ -220,3 +233,157 @@ class Hosts:
                 f"here rank {self._names[self.rank]} expects {takes} bytes and is sent "
                 f"{told.tolist()}; the splits must agree"
             )
+
+
+log = logging.getLogger(__name__)
+
+TRIES = 4  # of each way and size; the best of them counts, for the first pays for memory too
+
+
+class Speakers:
+    """The number of speakers a host for each size of message.
+
+    Args:
+        ways: numbers to choose from.
+        slowest: replaces seconds by the most that any rank of the group has; a collective.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[int],
+        slowest: Callable[[Tensor], None],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._ways, self._slowest, self._clock = tuple(dict.fromkeys(ways)), slowest, clock
+        self._seconds: dict[int, list[float]] = defaultdict(list)
+        self.chosen: dict[int, int] = {}  # by the number of bits of the size in bytes
+
+    @contextmanager
+    def speaking(self, nbytes: int) -> Iterator[int]:
+        """How many ranks of each host shall speak; what is done inside is timed if need be."""
+        size = nbytes.bit_length()
+        if len(self._ways) == 1 or size in self.chosen:
+            yield self.chosen.get(size, self._ways[0])
+            return
+        seconds = self._seconds[size]
+        begin = self._clock()
+        yield self._ways[len(seconds) % len(self._ways)]
+        seconds.append(self._clock() - begin)
+        if len(seconds) == TRIES * len(self._ways):
+            self._choose(size)
+
+    def _choose(self, size: int) -> None:
+        seconds = self._seconds.pop(size)
+        best = torch.tensor([min(seconds[i :: len(self._ways)]) for i in range(len(self._ways))])
+        self._slowest(best)
+        self.chosen[size] = self._ways[int(best.argmin())]
+        told = ", ".join(
+            f"{way}: {taken * 1e3:.2f} ms"
+            for way, taken in zip(self._ways, best.tolist(), strict=True)
+        )
+        log.debug("below %d bytes, speakers a host: %d (%s)", 1 << size, self.chosen[size], told)
+
+
+_LATE = "Timed out"
+
+
+@contextmanager
+def named(what: str, whom: str) -> Iterator[None]:
+    """Say of gloo's errors what was being done, and with whom.
+
+    Raises:
+        ExchangeTimeout: not done in time.
+        PeerLost: the connection is broken.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        kind = ExchangeTimeout if _LATE in str(error) else PeerLost
+        raise kind(f"{what}: {whom}, between hosts: {error}") from error
+
+
+class Letter(Work):
+    """A message that gloo carries.
+
+    Args:
+        inner: gloo's own work.
+        flat: the message.
+        what: is done with it.
+        whom: with.
+        finally_: what to do when it is there.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        flat: Tensor,
+        *,
+        what: str,
+        whom: str,
+        finally_: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__([flat])
+        self._inner, self._what, self._whom, self._finally = inner, what, whom, finally_
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message is sent or received, and raise what went wrong."""
+        if not self._done:  # gloo would wait for another one
+            limit = (timeout,) if timeout else ()
+            with named(self._what, self._whom):
+                self._inner.wait(*limit)
+            if self._finally is not None:
+                self._finally()
+            self.finish()
+        return super().wait()
+
+    def get_future(self) -> Any:
+        """A torch future of the tensors, which are there: nobody else waits for them."""
+        self.wait()
+        return super().get_future()
+
+    def is_completed(self) -> bool:
+        """Whether it is known to be done; gloo tells only who waits."""
+        return self._done or bool(self._inner.is_completed())
+
+    def _source_rank(self) -> int:
+        return int(self._inner._source_rank())
+
+    def source_rank(self) -> int:
+        """Whom the message came from."""
+        return self._source_rank()
+
+
+class GlooPost:
+    """Messages of a group on several hosts: all of them over gloo.
+
+    Args:
+        gloo: between all ranks.
+        names: of the group's ranks.
+    """
+
+    def __init__(self, gloo: Any, names: Sequence[int]) -> None:
+        self._gloo, self._names = gloo, names
+
+    def send(self, flat: Tensor, peer: int, *, tag: int) -> Letter:
+        """Begin to send a message."""
+        what, whom = f"send (tag {tag})", f"rank {self._names[peer]}"
+        with named(what, whom):
+            return Letter(self._gloo.send([flat], peer, tag), flat, what=what, whom=whom)
+
+    def receive(
+        self, flat: Tensor, peer: int | None, *, tag: int, finally_: Callable[[], None]
+    ) -> Letter:
+        """Begin to receive a message into ``flat``."""
+        whom = "any rank" if peer is None else f"rank {self._names[peer]}"
+        what = f"receive (tag {tag})"
+        with named(what, whom):
+            if peer is None:
+                inner = self._gloo.recv_anysource([flat], tag)
+            else:
+                inner = self._gloo.recv([flat], peer, tag)
+        return Letter(inner, flat, what=what, whom=whom, finally_=finally_)
+
+    def stop(self) -> None:
+        """Nothing of its own to end."""

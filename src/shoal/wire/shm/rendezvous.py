@@ -20,18 +20,16 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import Store
 
 from shoal.errors import BadArgument
-from shoal.wire.shm import segment as segments
-from shoal.wire.shm.board import Board
-from shoal.wire.shm.host import Host
-from shoal.wire.shm.lines import LINE_NBYTES, Lines
+from shoal.wire.shm.memory import segment as segments
+from shoal.wire.shm.memory.barrier import LINE_NBYTES, Board, Lines
+from shoal.wire.shm.memory.buffers import ALIGN, TURNS, Slots
+from shoal.wire.shm.memory.cma import NEVER, Reader, Token, finds, least_nbytes
+from shoal.wire.shm.memory.peers import Peer, host_key, myself, read_all
+from shoal.wire.shm.memory.ring import CELLS, Ring, ring_nbytes
+from shoal.wire.shm.memory.segment import Segment
+from shoal.wire.shm.node.collectives import Host
+from shoal.wire.shm.node.p2p import Post
 from shoal.wire.shm.options import megabytes
-from shoal.wire.shm.peers import Peer, host_key, myself
-from shoal.wire.shm.post import Post
-from shoal.wire.shm.reading import NEVER, Reader, Token, finds, least_nbytes
-from shoal.wire.shm.ring import CELLS, Ring, ring_nbytes
-from shoal.wire.shm.segment import Segment
-from shoal.wire.shm.slots import ALIGN, TURNS, Slots
-from shoal.wire.shm.storing import read_all
 
 LIMIT = "SHOAL_SHM_MB"
 """Environment variable: the most megabytes that a group's segment may have."""

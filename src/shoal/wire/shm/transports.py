@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from shoal.wire.shm.connect import Meeting, connect
-from shoal.wire.shm.far import GlooPost
-from shoal.wire.shm.host import Host
-from shoal.wire.shm.hosts import Hosts
-from shoal.wire.shm.post import Post
+from shoal.wire.shm.multinode import GlooPost, Hosts
+from shoal.wire.shm.node.collectives import Host
+from shoal.wire.shm.node.p2p import Post
+from shoal.wire.shm.rendezvous import Meeting, connect
 
 log = logging.getLogger(__name__)
 

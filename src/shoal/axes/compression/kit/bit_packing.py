@@ -14,7 +14,7 @@ import functools
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.pieces import pieces
+from shoal.axes.compression.kit.blocks import pieces
 
 WORDS = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # by width: as many codes as fill a byte
 WIDEST = 8

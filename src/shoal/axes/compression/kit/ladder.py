@@ -9,7 +9,7 @@ from __future__ import annotations
 from statistics import median
 from typing import NamedTuple
 
-from shoal.axes.compression.stopwatch import Known
+from shoal.axes.compression.kit.stopwatch import Known
 
 TRIES = 4  # rounds a trial: the last three count, for the first runs on cold memory
 CLEARLY = 0.9  # of another's seconds: less is faster for certain

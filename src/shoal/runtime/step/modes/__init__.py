@@ -9,22 +9,22 @@ import torch
 
 from shoal import rules
 from shoal.axes.compression import Trait
-from shoal.axes.compression.stopwatch import Stopwatch
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.control import WIDTH
-from shoal.runtime.flats import Allocate, Flats, zeros
-from shoal.runtime.modes.gradient import GradientMode
-from shoal.runtime.modes.local import LocalMode
-from shoal.runtime.modes.mixing import MixingMode
-from shoal.runtime.modes.mode import Apply, Asks, Mode, Parameters
-from shoal.runtime.modes.pairs import PairsMode
-from shoal.runtime.modes.push import PushMode
+from shoal.axes.compression.kit.stopwatch import Stopwatch
+from shoal.runtime.step.buffers import Allocate, FlatBuffers, zeros
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes.gradient import GradientMode
+from shoal.runtime.step.modes.local import LocalMode
+from shoal.runtime.step.modes.mixing import MixingMode
+from shoal.runtime.step.modes.mode import Apply, Asks, Mode, Parameters
+from shoal.runtime.step.modes.pairs import PairsMode
+from shoal.runtime.step.modes.push import PushMode
+from shoal.runtime.step.stats import REPORT_WIDTH
 from shoal.strategy import Strategy
 
-__all__ = ["Apply", "Asks", "Mode", "Parameters", "Seat", "choose"]
+__all__ = ["Apply", "Asks", "Mode", "Parameters", "ReplicaIndex", "choose"]
 
 
-class Seat(NamedTuple):
+class ReplicaIndex(NamedTuple):
     """Which worker this is, of how many."""
 
     worker: int
@@ -47,8 +47,8 @@ def _rides(s: Strategy, parameters: Parameters) -> bool:
 def choose(
     strategy: Strategy,
     parameters: Parameters,
-    seat: Seat,
-    collect: Callable[[Agreement], None],
+    seat: ReplicaIndex,
+    collect: Callable[[Exchange], None],
     *,
     allocate: Allocate = zeros,
     stopwatch: Stopwatch | None = None,
@@ -68,9 +68,9 @@ def choose(
         row = s.coordination.mixing(seat.workers, 0)[seat.worker]
         neighbours = [j for j, w in enumerate(row) if w and j != seat.worker]
         return PairsMode(parameters, neighbours, seed=f"pairs/{seat.worker}")
-    tail = WIDTH * seat.workers if _rides(s, parameters) else 0
-    flats = Flats(parameters, tail=tail, allocate=allocate)
-    agreement = Agreement(flats, s.scheduling, s.compression)
+    tail = REPORT_WIDTH * seat.workers if _rides(s, parameters) else 0
+    flats = FlatBuffers(parameters, tail=tail, allocate=allocate)
+    agreement = Exchange(flats, s.scheduling, s.compression)
     if s.compression.timed:
         agreement.stopwatch = stopwatch
     if rules.sends_gradients(s):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.modes.mode import Apply, Asks
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes.mode import Apply, Asks
 
 
 class GradientMode:
@@ -18,7 +18,7 @@ class GradientMode:
 
     agrees = True
 
-    def __init__(self, gradients: Agreement) -> None:
+    def __init__(self, gradients: Exchange) -> None:
         self.gradients = gradients
 
     def opening(self) -> list[Asks]:

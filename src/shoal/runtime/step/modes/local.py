@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.modes.mode import Apply, Asks, Parameters
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes.mode import Apply, Asks, Parameters
 
 
 class LocalMode:
@@ -32,7 +32,7 @@ class LocalMode:
     def __init__(
         self,
         parameters: Parameters,
-        changes: Agreement,
+        changes: Exchange,
         *,
         period: int,
         momentum: float = 0.0,

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from shoal.axes.compression import Trait
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.modes.mode import Apply, Asks, Parameters
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes.mode import Apply, Asks, Parameters
 
 
 class MixingMode:
@@ -29,7 +29,7 @@ class MixingMode:
     gradients = None
     agrees = False
 
-    def __init__(self, parameters: Parameters, models: Agreement, period: int) -> None:
+    def __init__(self, parameters: Parameters, models: Exchange, period: int) -> None:
         self.parameters = parameters
         self.models = models
         self.period = period

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from shoal.flow import Ask
-from shoal.runtime.agreement import Agreement
+from shoal.runtime.step.exchange import Exchange
 
 Asks: TypeAlias = Generator[Ask, Any, None]
 Apply: TypeAlias = Callable[[], None]
@@ -19,7 +19,7 @@ class Mode(Protocol):
     """How a worker's steps and the others' come together."""
 
     @property
-    def gradients(self) -> Agreement | None:
+    def gradients(self) -> Exchange | None:
         """Agreed on before the update, task by task, while backward computes; or None."""
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from shoal.flow import Pair
-from shoal.runtime.modes.mode import Apply, Asks, Parameters
+from shoal.runtime.step.modes.mode import Apply, Asks, Parameters
 
 
 class PairsMode:

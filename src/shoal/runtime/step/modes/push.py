@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from shoal.flow import Push
-from shoal.runtime.agreement import Agreement
-from shoal.runtime.modes.mode import Apply, Asks, Parameters
+from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.modes.mode import Apply, Asks, Parameters
 
 
 class PushMode:
@@ -25,7 +25,7 @@ class PushMode:
     agrees = False
 
     def __init__(
-        self, parameters: Parameters, pushes: Agreement, collect: Callable[[], None]
+        self, parameters: Parameters, pushes: Exchange, collect: Callable[[], None]
     ) -> None:
         self.parameters = parameters
         self.pushes = pushes

@@ -10,14 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.errors import BadArgument
-from shoal.wire.shm.bucket import make_bucket
-from shoal.wire.shm.connect import Meeting
-from shoal.wire.shm.flat import flatten, restore, writable
-from shoal.wire.shm.moving import Gathering, Scattering
-from shoal.wire.shm.place import find_place
-from shoal.wire.shm.reducing import Reducing
-from shoal.wire.shm.surface import Base
-from shoal.wire.shm.work import Work
+from shoal.wire.shm.backend.collectives import Gathering, Reducing, Scattering
+from shoal.wire.shm.backend.surface import Base
+from shoal.wire.shm.backend.work import Work
+from shoal.wire.shm.memory.buffers import make_bucket
+from shoal.wire.shm.memory.reduce_ops import flatten, restore, writable
+from shoal.wire.shm.rendezvous import Meeting
+from shoal.wire.shm.transports import find_place
 
 
 class Messages(Base):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 
 from shoal.errors import ExchangeTimeout
-from shoal.wire.shm.board import Board
+from shoal.wire.shm.memory.barrier import Board
 
 Task = Callable[[], None]
 

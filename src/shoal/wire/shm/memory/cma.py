@@ -16,8 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from shoal.errors import PeerLost
-from shoal.wire.shm.board import Board
-from shoal.wire.shm.lines import PRESENT
+from shoal.wire.shm.memory.barrier import PRESENT, Board
 from shoal.wire.shm.options import megabytes
 
 LEAST = "SHOAL_SHM_DIRECT_MB"

@@ -2,13 +2,18 @@
 
 A rank is known by its process id and the time it was started, so that a process id which the
 system has given to somebody else is not taken for the rank.
+
+Read what all ranks have told a store; every kind of store can do it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from torch._C._distributed_c10d import Store
 
 _DEAD = "ZXx"
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a device"}
@@ -84,3 +89,10 @@ def _signal(pid: int) -> tuple[str, int]:
     except PermissionError:
         pass
     return "R", 0
+
+
+def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
+    """The values of keys, once all are there; in one message where the store can."""
+    if getattr(store, "has_extended_api", bool)():
+        return list(store.multi_get(list(keys)))
+    return [store.get(key) for key in keys]

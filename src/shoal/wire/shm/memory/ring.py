@@ -11,8 +11,8 @@ import struct
 from ctypes import memmove
 from typing import NamedTuple
 
-from shoal.wire.shm.lines import Lines
-from shoal.wire.shm.segment import Segment
+from shoal.wire.shm.memory.barrier import Lines
+from shoal.wire.shm.memory.segment import Segment
 
 CELLS = 4
 _HEAD_NBYTES = 128  # the two counts, a cache line each

@@ -15,12 +15,10 @@ from ctypes import memmove
 from torch import Tensor
 
 from shoal.errors import FaultError
-from shoal.wire.shm.board import LOOKS, Board, give_way
-from shoal.wire.shm.lines import PRESENT
-from shoal.wire.shm.mail import Mail
-from shoal.wire.shm.parcel import Parcel
-from shoal.wire.shm.reading import Reader
-from shoal.wire.shm.ring import Ring
+from shoal.wire.shm.memory.barrier import LOOKS, PRESENT, Board, give_way
+from shoal.wire.shm.memory.cma import Reader
+from shoal.wire.shm.memory.ring import Ring
+from shoal.wire.shm.node.p2p_queues import Mail, Parcel
 
 _GRACE_SECONDS = 0.001  # before the thread takes over: mostly the caller is about to wait
 _ALERT_SECONDS = 0.1  # after the last message, until then nobody need wake the thread

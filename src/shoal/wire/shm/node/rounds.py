@@ -12,10 +12,9 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
-from shoal.wire.shm.board import Board
-from shoal.wire.shm.bucket import Bucket
-from shoal.wire.shm.reading import Reader
-from shoal.wire.shm.slots import Slots
+from shoal.wire.shm.memory.barrier import Board
+from shoal.wire.shm.memory.buffers import Bucket, Slots
+from shoal.wire.shm.memory.cma import Reader
 
 Extent = tuple[int, int]  # address and bytes
 
