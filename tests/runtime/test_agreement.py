@@ -25,7 +25,7 @@ COMPRESSORS = [make(text) for f in AXES["compression"] for text in samples(f)]
 each_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
 
 
-def team(schedule: Schedule, compressor: Compressor, workers: int = 3) -> list[Exchange]:
+def context(schedule: Schedule, compressor: Compressor, workers: int = 3) -> list[Exchange]:
     tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     return [Exchange(FlatBuffers(tensors), schedule, compressor) for _ in range(workers)]
 
@@ -50,7 +50,7 @@ def agree(agreements: list[Exchange]) -> None:
 
 @pytest.mark.parametrize("schedule", [fifo(), wfbp(200), priority(32), dear(64)], ids=repr)
 def test_the_agreed_numbers_take_the_place_of_mine(schedule: Schedule) -> None:
-    agreements = team(schedule, exact())
+    agreements = context(schedule, exact())
     given = fill(agreements, 0)
     agree(agreements)
     for agreement in agreements:
@@ -63,7 +63,7 @@ def test_the_agreed_numbers_take_the_place_of_mine(schedule: Schedule) -> None:
 def test_messages_do_not_matter_where_no_tensor_is_cut(compressor: Compressor) -> None:
     ends = []
     for schedule in (fifo(), wfbp(1), fifo(100)):
-        agreements = team(schedule, compressor)
+        agreements = context(schedule, compressor)
         for seed in range(3):
             fill(agreements, seed)
             agree(agreements)
@@ -83,7 +83,7 @@ def test_messages_do_not_matter_where_no_tensor_is_cut(compressor: Compressor) -
 def test_it_goes_on_after_saving_as_if_nothing_had_been(
     compressor: Compressor, schedule: Schedule
 ) -> None:
-    went, goes = team(schedule, compressor), team(schedule, compressor)
+    went, goes = context(schedule, compressor), context(schedule, compressor)
     for seed in range(2):
         fill(went, seed)
         agree(went)
@@ -99,7 +99,10 @@ def test_it_goes_on_after_saving_as_if_nothing_had_been(
 
 
 def test_state_is_kept_by_parameter_so_other_buckets_keep_it() -> None:
-    one, other = team(wfbp(1), error_feedback(topk(0.25))), team(fifo(), error_feedback(topk(0.25)))
+    one, other = (
+        context(wfbp(1), error_feedback(topk(0.25))),
+        context(fifo(), error_feedback(topk(0.25))),
+    )
     fill(one, 0)
     agree(one)
     for old, new in zip(one, other, strict=True):
@@ -112,7 +115,7 @@ def test_state_is_kept_by_parameter_so_other_buckets_keep_it() -> None:
 
 
 def test_what_remembers_nothing_saves_nothing() -> None:
-    agreements = team(wfbp(), topk(0.25))
+    agreements = context(wfbp(), topk(0.25))
     fill(agreements, 0)
     agree(agreements)
     assert agreements[0].state_dict() == {"round": 1, "states": {}}
@@ -125,7 +128,7 @@ def test_what_remembers_nothing_saves_nothing() -> None:
     ids=repr,
 )
 def test_messages_for_a_server_add_up_to_what_i_meant_or_still_keep(compressor: Compressor) -> None:
-    (agreement,) = team(fifo(), compressor, workers=1)
+    (agreement,) = context(fifo(), compressor, workers=1)
     (given,) = fill([agreement], 0)
     messages = agreement.messages()
     assert set(messages) == set(SHAPES)
@@ -143,7 +146,7 @@ def test_messages_for_a_server_add_up_to_what_i_meant_or_still_keep(compressor: 
 
 
 def test_messages_are_mine_even_after_my_numbers_change() -> None:
-    (agreement,) = team(fifo(), exact(), workers=1)
+    (agreement,) = context(fifo(), exact(), workers=1)
     fill([agreement], 0)
     sent = agreement.messages()
     before = sent["w"][0].clone()
@@ -162,7 +165,7 @@ def test_complex_tensors_keep_their_imaginary_part(compressor: Compressor) -> No
 
 
 def test_powersgd_asks_twice_for_a_whole_bucket() -> None:
-    agreements = team(fifo(), powersgd(1), workers=2)
+    agreements = context(fifo(), powersgd(1), workers=2)
     fill(agreements, 0)
     flow = agreements[0].flow(0)
     widths = []
@@ -188,7 +191,7 @@ def without_end(agreement: Exchange) -> Generator[Ask, Any, None]:
 
 @each_compressor
 def test_a_round_that_is_forgotten_leaves_no_trace(compressor: Compressor) -> None:
-    disturbed, calm = (team(wfbp(200), compressor) for _ in range(2))
+    disturbed, calm = (context(wfbp(200), compressor) for _ in range(2))
     for seed in range(4):
         for agreements in (disturbed, calm):
             fill(agreements, seed)

@@ -53,9 +53,9 @@ def test_a_server_is_told_all_but_its_parents_ranks(
     start_servers(world(1), 4)
     assert [env["SHOAL_SERVER"] for env in started] == ["1", "3"]
     assert all(env["LORA_RANK"] == "8" and "RANK" not in env for env in started)
-    seat = read_rank_env(started[1])
-    assert seat is not None
-    assert (seat.name, seat.workers, seat.local_size) == ("server 3", 2, 2)
+    index = read_rank_env(started[1])
+    assert index is not None
+    assert (index.name, index.workers, index.local_size) == ("server 3", 2, 2)
 
 
 def test_who_has_servers_or_needs_none_starts_none(started: list[dict[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""Laws of joining: everybody meets, nobody takes another's seat, all agree or all raise."""
+"""Laws of joining: everybody meets, nobody takes another's env, all agree or all raise."""
 
 from __future__ import annotations
 
@@ -77,24 +77,24 @@ def test_a_wrong_environment_is_named(env: dict[str, str], word: str) -> None:
 def test_slurm_tasks_are_ranks_once_they_know_where_to_meet() -> None:
     env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
     assert read_rank_env(env) is None
-    seat = read_rank_env({**env, "SLURM_NTASKS_PER_NODE": "4", **MASTER})
-    assert seat is not None
-    assert (seat.rank, seat.size, seat.local_rank, seat.local_size) == (5, 8, 1, 4)
+    env = read_rank_env({**env, "SLURM_NTASKS_PER_NODE": "4", **MASTER})
+    assert env is not None
+    assert (env.rank, env.size, env.local_rank, env.local_size) == (5, 8, 1, 4)
 
 
 def test_a_server_has_a_seat_but_no_rank_among_workers() -> None:
     env = {"SHOAL_ROLE": "server", "SHOAL_SERVER": "1", "SHOAL_SERVERS": "2", "WORLD_SIZE": "4"}
-    seat = read_rank_env({**env, **MASTER})
-    assert seat is not None
-    assert (seat.name, seat.key, seat.workers, seat.servers) == ("server 1", "server-1", 4, 2)
+    env = read_rank_env({**env, **MASTER})
+    assert env is not None
+    assert (env.name, env.key, env.workers, env.servers) == ("server 1", "server-1", 4, 2)
 
 
 def test_there_may_be_more_servers_than_workers() -> None:
     env = {"SHOAL_ROLE": "server", "SHOAL_SERVER": "2", "SHOAL_SERVERS": "3", "WORLD_SIZE": "2"}
     local = {"LOCAL_RANK": "1", "SLURM_LOCALID": "7", "LOCAL_WORLD_SIZE": "2"}
-    seat = read_rank_env({**env, **local, **MASTER})
-    assert seat is not None
-    assert (seat.rank, seat.workers, seat.local_rank, seat.local_size) == (2, 2, 0, 2)
+    env = read_rank_env({**env, **local, **MASTER})
+    assert env is not None
+    assert (env.rank, env.workers, env.local_rank, env.local_size) == (2, 2, 0, 2)
 
 
 def test_generations_never_share_keys() -> None:
@@ -104,7 +104,7 @@ def test_generations_never_share_keys() -> None:
         )
         for g in (0, 1)
     ]
-    assert len({seat.prefix for seat in seats if seat}) == 2
+    assert len({env.prefix for env in seats if env}) == 2
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf"])

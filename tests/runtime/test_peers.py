@@ -101,8 +101,8 @@ def test_a_peer_that_dies_is_named() -> None:
 
 def wire(rank: int, store: torch.distributed.Store, *shapes: tuple[int, ...]) -> PairWire:
     world = World(rank, 2, rank, 2, torch.device("cpu"), "none", store, seconds=20.0, workers=2)
-    team = RunContext(world, shoal.parse(STRATEGY), Settings(), NullRecorder(rank))
-    return PairWire({str(i): torch.zeros(s) for i, s in enumerate(shapes)}, team)
+    context = RunContext(world, shoal.parse(STRATEGY), Settings(), NullRecorder(rank))
+    return PairWire({str(i): torch.zeros(s) for i, s in enumerate(shapes)}, context)
 
 
 @pytest.mark.parametrize("shapes", [[(2,)], [(2,), (3,), (4,)], [(3,), (2,)]])

@@ -83,9 +83,9 @@ class Memory:
 
 @contextmanager
 def hops(
-    links: Links, route: Collective, seat: ReplicaIndex, urgency: Urgency = newest
+    links: Links, route: Collective, index: ReplicaIndex, urgency: Urgency = newest
 ) -> Iterator[QueuedRoute]:
-    made = QueuedRoute(links, paths(route, seat, None), urgency)
+    made = QueuedRoute(links, paths(route, index, None), urgency)
     try:
         yield made
     finally:
@@ -201,8 +201,8 @@ def test_a_lost_peer_fails_what_is_under_way_and_what_comes_after() -> None:
 
 def test_torchs_own_sums_go_by_a_tree_for_they_have_no_hops() -> None:
     for worker in range(4):
-        seat = ReplicaIndex(worker, 4)
-        assert paths(native(), seat, None)(torch.zeros(1)) == paths(tree(), seat, None)(
+        index = ReplicaIndex(worker, 4)
+        assert paths(native(), index, None)(torch.zeros(1)) == paths(tree(), index, None)(
             torch.zeros(1)
         )
     assert paths(ring(), ReplicaIndex(0, 4), None)(torch.zeros(1)).chunks == 4

@@ -193,10 +193,10 @@ def _sizes_timed() -> list[int]:
         asked.append(int(nbytes))
         return native(), make("tree")
 
-    seat = ReplicaIndex(dist.get_rank(), dist.get_world_size())
-    choice = RouteTuner(replace(make("fastest"), contenders=contenders), seat, None)
+    index = ReplicaIndex(dist.get_rank(), dist.get_world_size())
+    choice = RouteTuner(replace(make("fastest"), contenders=contenders), index, None)
     for size in (1000, 1001, 1500, 300):
-        choice(_values(seat.worker, size))
+        choice(_values(index.worker, size))
     return asked
 
 

@@ -190,10 +190,10 @@ def time_blocks(nbytes: int, blocks: int, times: int) -> tuple[dict[str, list[fl
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    seat = ReplicaIndex(dist.get_rank(), dist.get_world_size())
+    index = ReplicaIndex(dist.get_rank(), dist.get_world_size())
     known = {name: make(name) for name in (NATIVE, *ROUTES, FASTEST)}
-    served = {name: route for name, route in known.items() if not route.refusal(seat.workers)}
-    runs = {name: routed(route, seat, None) or dist.all_reduce for name, route in served.items()}
+    served = {name: route for name, route in known.items() if not route.refusal(index.workers)}
+    runs = {name: routed(route, index, None) or dist.all_reduce for name, route in served.items()}
     runs[TWIN] = runs[NATIVE]
     message = torch.zeros(nbytes // 4)  # zeros stay zeros, however often they are summed
     names = list(runs)

@@ -116,7 +116,7 @@ class StandIn(Run):
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Nothing is saved."""
-        return Path(path or self.team.settings.checkpoint or ".")
+        return Path(path or self.context.settings.checkpoint or ".")
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
         """Nothing is restored."""
@@ -130,15 +130,15 @@ class StandIn(Run):
         return yielded[-1] if yielded else None
 
     def _stop(self, batch: Any) -> Stop:
-        team = self.team
+        context = self.context
         found = None if batch is None else move(batch, META)
-        return Stop(Captured(self.models, self.loss, found, team.strategy, team.settings))
+        return Stop(Captured(self.models, self.loss, found, context.strategy, context.settings))
 
 
 def stand_in(models: Any, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
     """What ``distribute`` gives a script that is captured."""
     world = World(0, 1, 0, 1, META, "none", None)
-    run = StandIn({}, loss=loss, team=RunContext(world, strategy, settings, NullRecorder()))
+    run = StandIn({}, loss=loss, context=RunContext(world, strategy, settings, NullRecorder()))
     run.models = models
     return run
 

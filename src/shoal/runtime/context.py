@@ -38,7 +38,7 @@ class RunContext:
     mesh: DeviceMesh | None = None
 
     @cached_property
-    def seat(self) -> ReplicaIndex:
+    def replica_index(self) -> ReplicaIndex:
         """Which worker (replica) this is, of how many."""
         if self.mesh is None:
             return ReplicaIndex(self.world.rank, self.world.size)
@@ -46,7 +46,7 @@ class RunContext:
         return ReplicaIndex(axis.get_local_rank(), axis.size())
 
     @cached_property
-    def share(self) -> DataShard:
+    def data_shard(self) -> DataShard:
         """Which part of the data is mine."""
         if self.mesh is None:
             return DataShard(self.world.rank, self.world.size)

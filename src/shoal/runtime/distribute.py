@@ -78,14 +78,14 @@ def distribute(
         from shoal.runtime import parallel as partitioned
 
         mesh = partitioned.mesh(chosen.partition, world.size)
-    team = RunContext(world, chosen, settings, recorder, mesh)
+    context = RunContext(world, chosen, settings, recorder, mesh)
     replicas = {}
     for name, (module, used) in models.items():
         module.to(world.device)
         _same_start(module, world)
-        source = ReplicatedModel(module) if mesh is None else _cut(module, used, team)
-        replicas[name] = Replica(source, used, team=team, wire=wire(source, used, team))
-    run = Run(replicas, loss=loss, team=team)
+        source = ReplicatedModel(module) if mesh is None else _cut(module, used, context)
+        replicas[name] = Replica(source, used, context=context, wire=wire(source, used, context))
+    run = Run(replicas, loss=loss, context=context)
     _announce(run, auto=(strategy or os.environ.get(contract.STRATEGY) or AUTO) == AUTO)
     saving.resume(run)
     return run
@@ -168,12 +168,12 @@ def _same_start(module: nn.Module, world: World) -> None:
         log.info("rank %d had other weights than rank 0: rank 0's were taken", world.rank)
 
 
-def _cut(module: nn.Module, used: torch.optim.Optimizer, team: RunContext) -> ShardedModel:
+def _cut(module: nn.Module, used: torch.optim.Optimizer, context: RunContext) -> ShardedModel:
     from shoal.runtime import parallel as partitioned
 
-    if team.mesh is None:
+    if context.mesh is None:
         raise UsageError("a model is cut over a mesh")
-    return ShardedModel(partitioned.parallelize(module, used, mesh=team.mesh))
+    return ShardedModel(partitioned.parallelize(module, used, mesh=context.mesh))
 
 
 def _be_heard() -> None:
@@ -190,6 +190,6 @@ def _announce(run: Run, *, auto: bool) -> None:
     if run.is_main and run.size > 1:
         if auto:
             log.info("strategy auto: there is no planner yet, so this is the plainest one")
-        log.info("%d workers on %s: %s", run.size, run.team.world.backend, run.team.strategy)
-        for word in run.team.strategy.advice():
+        log.info("%d workers on %s: %s", run.size, run.context.world.backend, run.context.strategy)
+        for word in run.context.strategy.advice():
             log.warning("advice: %s", word)

@@ -39,16 +39,16 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss and metrics over a dataset, each sample counted once."""
     _check_metrics(metrics)
-    size = max(whole("batch_size", batch_size, least=1), run.team.share.count)
+    size = max(whole("batch_size", batch_size, least=1), run.context.data_shard.count)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch may well be all
-        loader = make(dataset, size, share=run.team.share, shuffle=False)
+        loader = make(dataset, size, share=run.context.data_shard, shuffle=False)
     replica = next(iter(run.replicas.values()))
     names = ["loss", *metrics]
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
     with replica.agreed(), _evaluating(replica.model):
         for batch in loader:
-            if loader.mine == 0 and not run.team.strategy.partition.cuts:
+            if loader.mine == 0 and not run.context.strategy.partition.cuts:
                 continue
             judged = compute_loss(replica.source.call, move(batch, run.device), run.loss)
             found = [float(judged.loss), *(_measure(n, m, judged) for n, m in metrics.items())]

@@ -40,39 +40,39 @@ class Run:
     """
 
     def __init__(
-        self, replicas: Mapping[str, Replica], *, loss: Loss | None, team: RunContext
+        self, replicas: Mapping[str, Replica], *, loss: Loss | None, context: RunContext
     ) -> None:
         self.replicas = dict(replicas)
-        self.team, self.loss = team, loss
+        self.context, self.loss = context, loss
         self.steps = 0
         self.feeds: list[RunLoader] = []
         self.side: Any = None  # a process group beside the gradients', see shares
         self.saved = saving.Saved()
-        s, together = team.strategy, rules.sends_gradients(team.strategy)
+        s, together = context.strategy, rules.sends_gradients(context.strategy)
         self.tally = StepStats(weighted=weighted(s), together=together, shards=s.partition.shard)
-        self.updater = Updater(team, self.tally)
+        self.updater = Updater(context, self.tally)
         self._closed = False
         self._staged = any(replica.pipeline is not None for replica in self.replicas.values())
 
     @property
     def rank(self) -> int:
         """My number."""
-        return self.team.world.rank
+        return self.context.world.rank
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return self.team.world.size
+        return self.context.world.size
 
     @property
     def is_main(self) -> bool:
         """Whether this is the rank that prints and writes."""
-        return self.team.world.is_main
+        return self.context.world.is_main
 
     @property
     def device(self) -> torch.device:
         """Where my tensors live."""
-        return self.team.world.device
+        return self.context.world.device
 
     @property
     def model(self) -> nn.Module:
@@ -88,7 +88,7 @@ class Run:
             options: epochs, seed, shuffle, drop_last, collate, processes, prefetch, pin_memory,
                 augments (see :class:`shoal.samples.Options`).
         """
-        feed = RunLoader.made(dataset, batch_size, team=self.team, options=options)
+        feed = RunLoader.made(dataset, batch_size, context=self.context, options=options)
         self.feeds.append(feed)
         saving.place_feed(self, feed)
         return feed
@@ -110,13 +110,13 @@ class Run:
         self.tally.open(mine, total)
         replica.begin(self.steps)
         start = time.perf_counter()
-        told = self.team.settings.accumulate
+        told = self.context.settings.accumulate
         parts = told if told > 1 else 2 * replica.pipeline.count  # keep the stages busy
         cut = shares.pieces(self, batch, mine, parts)
-        scales = [self.tally.scale(n, self.team.share.count) for _, n in cut]
+        scales = [self.tally.scale(n, self.context.data_shard.count) for _, n in cut]
         moved = [move(piece, self.device) for piece, _ in cut]
         loss = replica.source.flow_through(moved, self.loss, scales)
-        share = self.team.share.count * mine / total() if self.tally.together else 1.0
+        share = self.context.data_shard.count * mine / total() if self.tally.together else 1.0
         self.tally.losses.append((loss / share if mine else loss, mine))
         self._span("pipeline", start)
 
@@ -133,7 +133,7 @@ class Run:
         self.tally.open(mine, total)
         for replica in self.replicas.values():
             replica.begin(self.steps)
-        pieces = shares.pieces(self, batch, mine, parts or self.team.settings.accumulate)
+        pieces = shares.pieces(self, batch, mine, parts or self.context.settings.accumulate)
         for index, (piece, samples) in enumerate(pieces):
             self.tally.micro = samples
             self.tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
@@ -163,7 +163,7 @@ class Run:
         loss, tally = differentiable(loss), self.tally
         if samples is None:
             samples = tally.micro if tally.known else 1
-        scale = tally.scale(samples, self.team.share.count)
+        scale = tally.scale(samples, self.context.data_shard.count)
         if tally.last:
             for replica in self.replicas.values():
                 if replica.engine is not None:
@@ -195,7 +195,7 @@ class Run:
         for feed in self.feeds:
             feed.number = self.steps
         saving.save_if_due(self)
-        if (logger := self.team.settings.logger) is not None and self.is_main:
+        if (logger := self.context.settings.logger) is not None and self.is_main:
             logger.log({"loss": step.loss, "samples": step.samples}, step.number)
         return step
 
@@ -291,12 +291,14 @@ class Run:
         self._refuse_if_closed()
         if self._staged:
             raise UsageError(
-                f"run.{piece} x {self.team.strategy.partition}: because a pipeline interleaves the "
-                "forwards and backwards of all its stages itself; instead: run.step(batch)"
+                f"run.{piece} x {self.context.strategy.partition}: because a pipeline interleaves "
+                "the forwards and backwards of all its stages itself; instead: run.step(batch)"
             )
 
     def _span(self, name: str, start: float) -> None:
-        self.team.recorder.add("compute", name, start, time.perf_counter() - start, 0, self.steps)
+        self.context.recorder.add(
+            "compute", name, start, time.perf_counter() - start, 0, self.steps
+        )
 
     def _explained(self, exchange: str) -> ErrorContext:
-        return ErrorContext(self.team.world, self.steps, exchange)
+        return ErrorContext(self.context.world, self.steps, exchange)

@@ -53,32 +53,32 @@ def weighted(strategy: Strategy) -> bool:
 
 
 def wire(
-    source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, team: RunContext
+    source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
 ) -> Wire:
-    """The wire that a strategy needs between the workers of a team."""
-    s = team.strategy
-    if team.seat.workers > 1 and s.coordination.via == "server":
+    """The wire that a strategy needs between the workers of a context."""
+    s = context.strategy
+    if context.replica_index.workers > 1 and s.coordination.via == "server":
         from shoal.runtime.remote.client import served
 
-        return served(source, optimizer, team)
-    if team.seat.workers > 1 and not s.synchrony.waits:
+        return served(source, optimizer, context)
+    if context.replica_index.workers > 1 and not s.synchrony.waits:
         from shoal.runtime.remote.pairs import PairWire
 
-        return PairWire(source.trainable(), team)
-    return collective(s, team.seat, team.group)
+        return PairWire(source.trainable(), context)
+    return collective(s, context.replica_index, context.group)
 
 
-def collective(strategy: Strategy, seat: ReplicaIndex, group: dist.ProcessGroup | None) -> Wire:
+def collective(strategy: Strategy, index: ReplicaIndex, group: dist.ProcessGroup | None) -> Wire:
     """The wire of strategies that only need a process group."""
-    if seat.workers == 1:
+    if index.workers == 1:
         return NullWire()
     if strategy.coordination.via == "peers":
-        row = strategy.coordination.mixing(seat.workers, 0)[seat.worker]
+        row = strategy.coordination.mixing(index.workers, 0)[index.worker]
         return NeighbourWire(group, row)
     if strategy.scheduling.queues:
         if _reaches_hosts(group):
             hops = QueuedRoute(
-                GroupLinks(group, _tag(group)), paths(strategy.collectives, seat, group)
+                GroupLinks(group, _tag(group)), paths(strategy.collectives, index, group)
             )
             return QueuedWire(group, weighted=weighted(strategy), hops=hops)
         _log.warning(
@@ -86,9 +86,9 @@ def collective(strategy: Strategy, seat: ReplicaIndex, group: dist.ProcessGroup 
             strategy.scheduling,
             dist.get_backend(group),
         )
-    route = routed(strategy.collectives, seat, group)
+    route = routed(strategy.collectives, index, group)
     rounds = ring().rounds if strategy.scheduling.scatters else None
-    halves = Halves(group, list(rounds(seat.workers))) if rounds is not None else None
+    halves = Halves(group, list(rounds(index.workers))) if rounds is not None else None
     return CollectiveWire(group, weighted=weighted(strategy), route=route, halves=halves)
 
 
@@ -112,28 +112,28 @@ CLEARLY = 0.95  # of the first one's time: less is faster for certain
 Group = dist.ProcessGroup | None
 
 
-def routed(collective: Collective, seat: ReplicaIndex, group: Group) -> Route | None:
+def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route | None:
     """What sums a flat tensor over the group by this route; None for torch's own all-reduce."""
     if collective.choose is not None:
-        return RouteTuner(collective, seat, group)
+        return RouteTuner(collective, index, group)
     if collective.rounds is None:
         return None
-    mine = legs(collective.rounds(seat.workers), seat.worker)
-    return partial(run_legs, mine=mine, chunks=collective.chunks(seat.workers), group=group)
+    mine = legs(collective.rounds(index.workers), index.worker)
+    return partial(run_legs, mine=mine, chunks=collective.chunks(index.workers), group=group)
 
 
-def paths(collective: Collective, seat: ReplicaIndex, group: Group) -> Callable[[Tensor], Path]:
+def paths(collective: Collective, index: ReplicaIndex, group: Group) -> Callable[[Tensor], Path]:
     """Which legs sum a flat tensor by this route; a tree's where it has no hops of its own."""
     if collective.choose is None:
-        path = _path(_with_hops(collective), seat)
+        path = _path(_with_hops(collective), index)
         return lambda tensor: path
-    choice = RouteTuner(_among_hops(collective), seat, group)
+    choice = RouteTuner(_among_hops(collective), index, group)
     laid: dict[Collective, Path] = {}
 
     def chosen(tensor: Tensor) -> Path:
         route = _with_hops(choice.collective(tensor))
         if route not in laid:
-            laid[route] = _path(route, seat)
+            laid[route] = _path(route, index)
         return laid[route]
 
     return chosen
@@ -155,9 +155,9 @@ def _with_hops(collective: Collective) -> Collective:
     return tree() if collective.is_native else collective
 
 
-def _path(collective: Collective, seat: ReplicaIndex) -> Path:
-    rounds = collective.rounds(seat.workers) if collective.rounds is not None else ()
-    return Path(legs(rounds, seat.worker), collective.chunks(seat.workers))
+def _path(collective: Collective, index: ReplicaIndex) -> Path:
+    rounds = collective.rounds(index.workers) if collective.rounds is not None else ()
+    return Path(legs(rounds, index.worker), collective.chunks(index.workers))
 
 
 class RouteTuner:
@@ -171,14 +171,14 @@ class RouteTuner:
 
     Args:
         collective: that chooses.
-        seat: which worker this is.
+        index: which worker this is.
         group: the workers taking part.
     """
 
-    def __init__(self, collective: Collective, seat: ReplicaIndex, group: Group) -> None:
+    def __init__(self, collective: Collective, index: ReplicaIndex, group: Group) -> None:
         if collective.choose is None:
             raise UsageError(f"{collective} chooses nothing: it is one route")
-        self._collective, self._seat, self._group = collective, seat, group
+        self._collective, self._seat, self._group = collective, index, group
         self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
         self._routes: dict[int, Route] = {}

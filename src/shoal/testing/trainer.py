@@ -72,12 +72,12 @@ class LockstepTrainer:
         self.fishes = [self._fish(model, build, ReplicaIndex(i, workers)) for i in range(workers)]
         self.first = float("nan")
 
-    def _fish(self, source: nn.Module, build: Build, seat: ReplicaIndex) -> LockstepWorker:
+    def _fish(self, source: nn.Module, build: Build, index: ReplicaIndex) -> LockstepWorker:
         model, optimizer = build()
         model.load_state_dict(copy.deepcopy(source.state_dict()))
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         box: list[LockstepWorker] = []
-        mode = choose(self.strategy, parameters, seat, lambda a: box[0].collect(a))
+        mode = choose(self.strategy, parameters, index, lambda a: box[0].collect(a))
         box.append(LockstepWorker(model, optimizer, mode))
         return box[0]
 

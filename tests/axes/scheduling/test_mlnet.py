@@ -126,7 +126,7 @@ def trained(strategy: str, backend: str) -> tuple[Tensor, list[str]]:
     with run:
         for batch in run.loader(TensorDataset(*points()), BATCH, epochs=EPOCHS, shuffle=False):
             run.step(batch)
-    drawn = run.team.recorder.timeline().spans
+    drawn = run.context.recorder.timeline().spans
     return flat(model), [span.name for span in drawn if span.lane == "exchange"]
 
 

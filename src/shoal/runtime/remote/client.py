@@ -77,10 +77,10 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def served(
-    source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, team: RunContext
+    source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
 ) -> ServerWire:
     """The wire of a strategy with servers."""
-    world, strategy = team.world, team.strategy
+    world, strategy = context.world, context.strategy
     _refuse_twice(world)
     hello = Hello(world.token, world.generation, world.rank)
     channels = []
@@ -176,12 +176,12 @@ def take_over(
     load_optimizer(optimizer, named, fetch(wire, optimizer_state(optimizer, named)))
 
 
-def await_all(wire: ServerWire, team: RunContext) -> None:
+def await_all(wire: ServerWire, context: RunContext) -> None:
     """Wait until every worker has pushed its last.
 
     Who took fewer steps than others goes on ticking meanwhile, or ssp would hold these back.
     """
-    world = team.world
+    world = context.world
     if world.store is None:
         raise PeerLost("there is no store to meet at")
     world.store.set(f"served-done/{world.rank}", "1")
@@ -194,6 +194,6 @@ def await_all(wire: ServerWire, team: RunContext) -> None:
                 f"{world.seconds:g} s after rank {world.rank} was done; does every rank close its "
                 "run? a larger --timeout waits longer"
             )
-        if not team.strategy.synchrony.free:
+        if not context.strategy.synchrony.free:
             wire.ask(Push({})).wait()
         time.sleep(LOOK_SECONDS)

@@ -32,23 +32,23 @@ class PairWire:
 
     Args:
         parameters: mine, moved in place when a peer asks.
-        team: whom I may meet.
+        context: whom I may meet.
     """
 
     blocks = True
 
-    def __init__(self, parameters: Mapping[str, Tensor], team: RunContext) -> None:
-        self.size = team.seat.workers
+    def __init__(self, parameters: Mapping[str, Tensor], context: RunContext) -> None:
+        self.size = context.replica_index.workers
         self.lock = threading.Lock()
         self._parameters = list(parameters.values())
-        self._team = team
+        self._team = context
         self._channels: dict[int, Channel] = {}
         self._visitors: list[Channel] = []
         self._lost: FaultError | None = None
         self._left = False
         self._place = self._turn()
-        self._listener = listen(team.world.local_size >= team.world.size)
-        publish(team.world, f"{self._place}/at/{team.world.rank}", self._listener)
+        self._listener = listen(context.world.local_size >= context.world.size)
+        publish(context.world, f"{self._place}/at/{context.world.rank}", self._listener)
         threading.Thread(target=self._serve, name="shoal-peers", daemon=True).start()
         # who ends without closing its run must still answer those that go on
         Finalize(None, self._see_off, exitpriority=20)

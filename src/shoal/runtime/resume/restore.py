@@ -75,7 +75,7 @@ def restore(run: Run, path: str | PathLike[str] | None = None) -> bool:
     run.saved.rng = past.mine["rng"] if past.mine is not None else None
     for feed in run.feeds:
         place_feed(run, feed)
-    if run.size > 1 and not run.team.strategy.synchrony.waits:
+    if run.size > 1 and not run.context.strategy.synchrony.waits:
         dist.barrier()  # or a peer that is ready would move a model that is not yet restored
     if run.is_main:
         log.info("restored step %d from %s", run.steps, loaded.path)
@@ -184,7 +184,7 @@ class Restorer:
     def put_stateful(self) -> None:
         """Schedulers and whatever else the script named; of other workers, rank 0's."""
         saved = (self.mine if self.mine is not None else self.loaded.parts(0))["stateful"]
-        for name, held in self.run.team.settings.stateful.items():
+        for name, held in self.run.context.settings.stateful.items():
             if name in saved:
                 held.load_state_dict(_kin(held.state_dict(), saved[name]))
             elif self.run.is_main:
@@ -192,7 +192,7 @@ class Restorer:
 
     def tell(self) -> None:
         """Say what is not as it was."""
-        meta, now = self.loaded.meta, repr(self.run.team.strategy)
+        meta, now = self.loaded.meta, repr(self.run.context.strategy)
         if self.mine is None:
             log.info("saved by %d workers, going on with %d", self.loaded.size, self.run.size)
         if meta["strategy"] != now:

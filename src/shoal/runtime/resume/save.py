@@ -74,10 +74,10 @@ def save(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
             shared[name] = state if stays else copied(state)
             _put_optimizer(replica, name, shared, own)
         _put_own(replica, own)
-    stateful = run.team.settings.stateful
+    stateful = run.context.settings.stateful
     mine["stateful"] = {name: held.state_dict() for name, held in stateful.items()}
     whole = checkpoint.State(shared, mine, _facts(run))
-    options = checkpoint.SaveOptions(keep=run.team.settings.keep, group=group_of(run))
+    options = checkpoint.SaveOptions(keep=run.context.settings.keep, group=group_of(run))
     found = checkpoint.save(root, whole, step=run.steps, options=options)
     run.saved.at, run.saved.due = run.steps, False
     return found
@@ -119,7 +119,7 @@ def buffers_of(replica: Replica) -> dict[str, Tensor]:
 
 def _facts(run: Run) -> dict[str, Any]:
     return {
-        "strategy": repr(run.team.strategy),
+        "strategy": repr(run.context.strategy),
         "memory": memory_of(run),
         "agrees": all(replica.mode.agrees for replica in run.replicas.values()),
         "steps": run.steps,
@@ -131,14 +131,14 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def memory_of(run: Run) -> list[str]:
     """On what the form of an axis' memory depends: compressor, slices, and the cut (last)."""
-    s = run.team.strategy
+    s = run.context.strategy
     cut = f"shard({s.partition.shard}) tensor({s.partition.tensor}) pipe({s.partition.pipe})"
     return [repr(s.compression), repr(s.scheduling) if s.scheduling.slices else "", cut]
 
 
 def place_of(run: Run) -> list[int]:
     """Which part of a replica is mine: what is alike in its place may be averaged."""
-    mesh = run.team.mesh
+    mesh = run.context.mesh
     return (
         [] if mesh is None else [mesh[axis].get_local_rank() for axis in ("pp", "dp_shard", "tp")]
     )
@@ -146,7 +146,7 @@ def place_of(run: Run) -> list[int]:
 
 def where(run: Run, path: str | os.PathLike[str] | None) -> Path:
     """The directory given, or the run's own."""
-    root = path if path is not None else run.team.settings.checkpoint
+    root = path if path is not None else run.context.settings.checkpoint
     if root is None:
         raise UsageError(
             "where to? give run.save(path), distribute(checkpoint=...) or shoal run --checkpoint"
@@ -161,7 +161,7 @@ def group_of(run: Run) -> dist.ProcessGroup | None:
 
 def save_if_due(run: Run) -> None:
     """Every so many steps a save is due: now, or when the loop asks for its next batch."""
-    settings = run.team.settings
+    settings = run.context.settings
     if settings.checkpoint is None or run.steps % settings.every:
         return
     run.saved.due = True
@@ -176,7 +176,7 @@ def _warn_of_strangers(run: Run) -> None:
         return
     from shoal import checkpoint
 
-    found = checkpoint.newest(run.team.settings.checkpoint or ".")
+    found = checkpoint.newest(run.context.settings.checkpoint or ".")
     if found is not None and int(found.name.rpartition("-")[2]) > run.steps:
         log.warning(
             "%s is of another run and later than this one's: --resume would take it up; "
@@ -191,7 +191,7 @@ def save_now(run: Run) -> None:
         return
     run.saved.due = False
     try:
-        with ErrorContext(run.team.world, run.steps, "save"):
+        with ErrorContext(run.context.world, run.steps, "save"):
             save(run)
     except CheckpointError as error:
         if run.is_main:
@@ -200,7 +200,7 @@ def save_now(run: Run) -> None:
 
 def save_last(run: Run) -> None:
     """The run ends: what was trained since the last save is saved."""
-    if run.team.settings.checkpoint is not None and run.saved.at != run.steps and run.steps:
+    if run.context.settings.checkpoint is not None and run.saved.at != run.steps and run.steps:
         run.saved.due = True
         save_now(run)
 
@@ -233,8 +233,8 @@ def resume(run: Run) -> None:
     """``shoal run --resume``, or a restart: take up the newest checkpoint if there is one."""
     if os.environ.get(contract.RESUME) != "1":
         return
-    directory = run.team.settings.checkpoint
-    if directory is None and run.team.world.generation == 0:
+    directory = run.context.settings.checkpoint
+    if directory is None and run.context.world.generation == 0:
         raise UsageError(
             "--resume, but there is no checkpoint directory: give shoal run --checkpoint or "
             "distribute(checkpoint=...)"
@@ -253,8 +253,8 @@ def write_timeline(run: Run) -> None:
     directory = os.environ.get(contract.DIRECTORY)
     if directory:
         facts: Mapping[str, Any] = {
-            "strategy": repr(run.team.strategy),
+            "strategy": repr(run.context.strategy),
             "workers": run.size,
             "model": ", ".join(type(r.model).__name__ for r in run.replicas.values()),
         }
-        run.team.recorder.write(directory, facts)
+        run.context.recorder.write(directory, facts)

@@ -30,7 +30,7 @@ class RunLoader:
 
     Args:
         loader: my part of the data.
-        team: whose recorder notes it.
+        context: whose recorder notes it.
 
     Attributes:
         number: of the step to come.
@@ -39,9 +39,9 @@ class RunLoader:
         closing: called when the loop is done with a batch.
     """
 
-    def __init__(self, loader: Loader, team: RunContext) -> None:
+    def __init__(self, loader: Loader, context: RunContext) -> None:
         self.loader = loader
-        self.team = team
+        self.context = context
         self.number = 0
         self.busy = False
         self.opening: Callable[[], None] = _nothing
@@ -49,10 +49,10 @@ class RunLoader:
 
     @classmethod
     def made(
-        cls, dataset: Any, batch_size: int, *, team: RunContext, options: Mapping[str, Any]
+        cls, dataset: Any, batch_size: int, *, context: RunContext, options: Mapping[str, Any]
     ) -> RunLoader:
         """A feed over a new loader."""
-        return cls(make(dataset, batch_size, share=team.share, **options), team)
+        return cls(make(dataset, batch_size, share=context.data_shard, **options), context)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -62,7 +62,7 @@ class RunLoader:
         start = time.perf_counter()
         for batch in self.loader:
             seconds = time.perf_counter() - start
-            self.team.recorder.add("data", "next batch", start, seconds, 0, self.number)
+            self.context.recorder.add("data", "next batch", start, seconds, 0, self.number)
             self.busy = True
             try:
                 yield batch
@@ -127,12 +127,12 @@ def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
         return mine, _of_replica(run, mine)
     if feed is not None:
         return mine, partial(int, feed.loader.total)
-    if run.team.share.count == 1:
+    if run.context.data_shard.count == 1:
         return mine, partial(int, mine)
     if run.updater.total:  # as last time, and put right afterwards where that was wrong
         run.tally.guess = run.updater.total
         return mine, partial(int, run.updater.total)
-    copies = run.size // run.team.share.count  # tensor and pipe ranks see the same samples
+    copies = run.size // run.context.data_shard.count  # tensor and pipe ranks see the same samples
     told = torch.tensor(float(mine), dtype=torch.float64)
     work = dist.all_reduce(told, group=_side(run), async_op=True)
     return mine, partial(_counted, run, told, work, copies)
@@ -140,10 +140,10 @@ def counts(run: Run, batch: Any) -> tuple[int, Callable[[], int]]:
 
 def _of_replica(run: Run, mine: int) -> Callable[[], int]:
     """Samples of my replica, which decides alone what its step is."""
-    if run.team.mesh is None or run.tally.shards == 1:
+    if run.context.mesh is None or run.tally.shards == 1:
         return partial(int, mine)
     told = torch.tensor(float(mine), dtype=torch.float64)
-    work = dist.all_reduce(told, group=run.team.mesh["dp_shard"].get_group(), async_op=True)
+    work = dist.all_reduce(told, group=run.context.mesh["dp_shard"].get_group(), async_op=True)
     return partial(_counted, run, told, work, 1)
 
 
@@ -153,7 +153,7 @@ def pieces(run: Run, batch: Any, mine: int, parts: int) -> list[tuple[Any, int]]
     Ranks that share a model make equally many, so that their gathers meet: who has fewer samples
     adds some that weigh nothing.
     """
-    share = run.team.share
+    share = run.context.data_shard
     cut = [batch] if parts == 1 else split(batch, parts, rows=mine) if mine else []
     made = [(piece, mine if len(cut) == 1 else count(piece)) for piece in cut if mine]
     if not share.stands_in:
@@ -166,7 +166,7 @@ def pieces(run: Run, batch: Any, mine: int, parts: int) -> list[tuple[Any, int]]
 
 def _counted(run: Run, told: Tensor, work: dist.Work | None, copies: int) -> int:
     if work is not None:
-        with ErrorContext(run.team.world, run.steps, "samples"):
+        with ErrorContext(run.context.world, run.steps, "samples"):
             work.wait()
     return round(float(told) / copies)
 
@@ -177,7 +177,7 @@ def agree(run: Run, value: float | bool, how: How) -> float:
         raise UnknownName("way to agree", how, OPS)
     if run.size == 1:
         return float(value)
-    with ErrorContext(run.team.world, run.steps, "agree"):
+    with ErrorContext(run.context.world, run.steps, "agree"):
         told = torch.tensor(float(value), dtype=torch.float64)
         dist.all_reduce(told, op=OPS[how], group=_side(run))
     return float(told) / (run.size if how == "mean" else 1)
@@ -190,7 +190,7 @@ def _side(run: Run) -> dist.ProcessGroup:
     the question would meet a gradient.
     """
     if run.side is None:
-        limit = timedelta(seconds=run.team.world.seconds)
+        limit = timedelta(seconds=run.context.world.seconds)
         run.side = dist.new_group(backend="gloo", timeout=limit)
     side: dist.ProcessGroup = run.side
     return side

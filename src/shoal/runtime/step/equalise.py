@@ -29,7 +29,7 @@ def agreed(replica: Replica) -> Iterator[nn.Module]:
     tensors = [b for b in replica.model.buffers() if b.is_floating_point()]
     if not replica.agrees:
         tensors += list(replica.source.trainable().values())
-    if replica.team.seat.workers == 1:
+    if replica.context.replica_index.workers == 1:
         tensors = []
     _rest(replica)
     with still(replica):
@@ -48,12 +48,12 @@ def agreed(replica: Replica) -> Iterator[nn.Module]:
 @torch.no_grad()
 def equalise(replica: Replica) -> None:
     """All replicas take the agreed model; parameters that join are rank 0's, as at the start."""
-    if replica.team.seat.workers == 1:
+    if replica.context.replica_index.workers == 1:
         return
     if not replica.mode.agrees:
         for tensor in replica.parameters.values():
             average(tensor, replica)
-    known, group = {**replica.parameters, **replica.sparse}, replica.team.group
+    known, group = {**replica.parameters, **replica.sparse}, replica.context.group
     for name, tensor in replica.source.trainable().items():
         if name not in known:
             first = real(tensor.detach()).contiguous()
@@ -64,8 +64,8 @@ def equalise(replica: Replica) -> None:
 def average(tensor: Tensor, replica: Replica) -> None:
     """Put the mean of all workers' tensors in its place."""
     total = real(tensor.detach()).clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=replica.team.group)
-    real(tensor.detach()).copy_(total / replica.team.seat.workers)
+    dist.all_reduce(total, group=replica.context.group)
+    real(tensor.detach()).copy_(total / replica.context.replica_index.workers)
 
 
 def still(replica: Replica) -> AbstractContextManager[object]:
@@ -86,7 +86,7 @@ def memory_of(names: Mapping[str, Tensor], state: Any) -> Any:
 
 def _rest(replica: Replica) -> None:
     """Where nobody waits for others, they do now: nobody pushes or meets any more."""
-    if replica.team.seat.workers > 1 and not replica.team.strategy.synchrony.waits:
+    if replica.context.replica_index.workers > 1 and not replica.context.strategy.synchrony.waits:
         dist.barrier()
 
 

@@ -45,7 +45,7 @@ class Replica:
     Args:
         source: the model, whole or cut.
         optimizer: over its parameters.
-        team: who else trains it.
+        context: who else trains it.
         wire: who answers.
     """
 
@@ -54,19 +54,19 @@ class Replica:
         source: ReplicatedModel | ShardedModel,
         optimizer: torch.optim.Optimizer,
         *,
-        team: RunContext,
+        context: RunContext,
         wire: Wire,
     ) -> None:
         self.source = source
         self.model = source.model
         self.optimizer = optimizer
-        self.team = team
+        self.context = context
         self.carrier = wire
         # the servers that hold the model and its only optimizer, until I leave them
-        free = not team.strategy.synchrony.waits
+        free = not context.strategy.synchrony.waits
         self.served = wire if isinstance(wire, ServerWire) and free else None
         self._settled = False
-        self.wire = TracedWire(wire, team.recorder)
+        self.wire = TracedWire(wire, context.recorder)
         self.engine: Engine | None = None
         self.early: EarlyUpdates | None = None
         self.replanning: Replanning | None = None
@@ -87,33 +87,37 @@ class Replica:
 
     def _plan(self) -> Mode:
         """Lay out what travels, from what is trainable now."""
-        self._signature, team = self._sign(), self.team
+        self._signature, context = self._sign(), self.context
         named = self.source.trainable()
-        sparse = looked_up(self.model, team.strategy)
+        sparse = looked_up(self.model, context.strategy)
         self.sparse = {name: p for name, p in named.items() if id(p) in sparse}
         self.parameters = {name: p for name, p in named.items() if id(p) not in sparse}
         stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._graded = [*{id(p): p for p in (*stepped, *self.source.model.parameters())}.values()]
-        served = team.strategy.coordination.via == "server"
+        served = context.strategy.coordination.via == "server"
         # One worker is served by nobody: its own optimizer steps, as in a plain loop.
-        asked = Strategy() if served and team.seat.workers == 1 else team.strategy
-        memory = allocator(asked, team.group, workers=team.seat.workers)
+        asked = Strategy() if served and context.replica_index.workers == 1 else context.strategy
+        memory = allocator(asked, context.group, workers=context.replica_index.workers)
         mode = choose(
             asked,
             self.parameters,
-            team.seat,
+            context.replica_index,
             self.source.collect,
             allocate=memory,
-            stopwatch=Stopwatch(speaks=team.world.is_main),
+            stopwatch=Stopwatch(speaks=context.world.is_main),
         )
-        if team.seat.workers > 1 and mode.gradients is not None:
+        if context.replica_index.workers > 1 and mode.gradients is not None:
             mode.gradients.flats.buffers  # noqa: B018  all ranks take shared memory at one time
-        if isinstance(self.source, ReplicatedModel) and mode.gradients and team.seat.workers > 1:
+        if (
+            isinstance(self.source, ReplicatedModel)
+            and mode.gradients
+            and context.replica_index.workers > 1
+        ):
             self.engine, self.replanning = engine(
-                mode.gradients, self.wire, parameters=self.parameters, team=team
+                mode.gradients, self.wire, parameters=self.parameters, context=context
             )
             self.factors = watch(self.model, self.parameters, mode.gradients)
-            if team.strategy.scheduling.early:
+            if context.strategy.scheduling.early:
                 self.early = EarlyUpdates(self.model, self.optimizer, self.engine)
         return mode
 
@@ -125,9 +129,9 @@ class Replica:
         """Lay out anew if parameters joined or were frozen; what is remembered stays."""
         if self._sign() == self._signature:
             return
-        if not self.team.strategy.synchrony.waits and self.team.seat.workers > 1:
+        if not self.context.strategy.synchrony.waits and self.context.replica_index.workers > 1:
             raise UsageError(
-                f"{self.team.strategy.synchrony}: parameters joined or were frozen while others "
+                f"{self.context.strategy.synchrony}: parameters joined or were frozen while others "
                 "train on; do so before distribute, or train with bsp or local(h)"
             )
         self.drain()
@@ -151,7 +155,7 @@ class Replica:
     def arm(self, word: Callable[[], StepReport]) -> None:
         """The last backward of the step comes next; ``word`` gives mine on it, loss included."""
         self._settle_plan()
-        if self.engine is not None and self.team.strategy.scheduling.overlaps:
+        if self.engine is not None and self.context.strategy.scheduling.overlaps:
             self.engine.arm(word)
 
     def _settle_plan(self) -> None:
@@ -167,14 +171,14 @@ class Replica:
         """
         if not self._begun:  # a loop without run.micro
             self.begin(step)
-        if self.team.seat.workers == 1 and self.team.world.size == 1:
+        if self.context.replica_index.workers == 1 and self.context.world.size == 1:
             return None
-        if not (self.team.strategy.synchrony.waits and self.mode.due()):
+        if not (self.context.strategy.synchrony.waits and self.mode.due()):
             return None
         unused = self._send(word)
         asked: list[PendingReports] = []
-        size = self.team.world.size
-        copies = size // self.team.share.count  # tensor and pipe ranks see the same samples
+        size = self.context.world.size
+        copies = size // self.context.data_shard.count  # tensor and pipe ranks see the same samples
         word = word._replace(unused=len(unused))
 
         def say() -> None:
@@ -193,7 +197,7 @@ class Replica:
         start = time.perf_counter()
         self.engine.settle()
         table = self.engine.table() if self.engine.rides else asked[0].wait()
-        self.team.recorder.add("wait", "agree", start, time.perf_counter() - start, 0, step)
+        self.context.recorder.add("wait", "agree", start, time.perf_counter() - start, 0, step)
         agree_rows(self.sparse.values(), self.wire)
         if table.unused:
             self._drop_absent(set(unused))
@@ -205,7 +209,7 @@ class Replica:
         asked: list[UnusedParameters] = []
 
         def ask() -> None:
-            asked.append(find_unused(set(missing), names, self.team.group))
+            asked.append(find_unused(set(missing), names, self.context.group))
 
         engine = early.engine
         engine.line.submit(ask)
@@ -223,7 +227,7 @@ class Replica:
         if self.engine is not None:
             rest = self.engine.send_rest(word)
             return rest + tuple(n for n, p in self.sparse.items() if p.grad is None)
-        if self.mode.gradients is not None and self.team.seat.workers > 1:
+        if self.mode.gradients is not None and self.context.replica_index.workers > 1:
             self.source.collect(self.mode.gradients)
             for index in range(len(self.mode.gradients.tasks)):
                 drive(self.mode.gradients.flow(index), lambda ask: self.wire.ask(ask).wait())
@@ -233,7 +237,7 @@ class Replica:
     def _drop_absent(self, unused: set[str]) -> None:
         """A parameter without a gradient anywhere keeps none: its momentum must not move it."""
         everything = {**self.parameters, **self.sparse}
-        for name in find_unused(unused, list(everything), self.team.group).wait():
+        for name in find_unused(unused, list(everything), self.context.group).wait():
             everything[name].grad = None
 
     def scale(self, factor: float) -> None:
@@ -290,7 +294,7 @@ class Replica:
         """The run is over: keep serving peers until they are done, then close."""
         self.close()
         if self.served is not None:
-            await_all(self.served, self.team)
+            await_all(self.served, self.context)
             take_over(self.served, self.source, self.optimizer)
             self.served, self._settled = None, True
         self.wire.leave()

@@ -29,12 +29,12 @@ class Updater:
     """Ends steps.
 
     Args:
-        team: whose settings say what to clip and what to do about NaN.
+        context: whose settings say what to clip and what to do about NaN.
         tally: what the step added up.
     """
 
-    def __init__(self, team: RunContext, tally: StepStats) -> None:
-        self.team = team
+    def __init__(self, context: RunContext, tally: StepStats) -> None:
+        self.context = context
         self.tally = tally
         self._seen: dict[Replica, int] = {}
         self._late: tuple[int, Callable[[], StepReports]] | None = None
@@ -53,20 +53,20 @@ class Updater:
         skip = self._bad_losses(table, number)
         if not early:
             self._correct(replica, table)
-        if first and self.team.world.is_main:
+        if first and self.context.world.is_main:
             _tell_unused(replica)
         start = time.perf_counter()
         norm = None if skip or early else self._norm(replica, number)
         skip = skip or (norm is not None and not math.isfinite(norm))
-        if norm is not None and not skip and self.team.settings.clip:
-            replica.source.clip(self.team.settings.clip, norm)
+        if norm is not None and not skip and self.context.settings.clip:
+            replica.source.clip(self.context.settings.clip, norm)
         if skip:
             replica.forgo()
         waited = replica.update(_nothing if skip else replica.optimizer.step)
         seconds = time.perf_counter() - start - waited
-        self.team.recorder.add("compute", "update", start, seconds, 0, number)
+        self.context.recorder.add("compute", "update", start, seconds, 0, number)
         if waited:
-            self.team.recorder.add("wait", "agree", start + seconds, waited, 0, number)
+            self.context.recorder.add("wait", "agree", start + seconds, waited, 0, number)
         self.tally.clear()
         return Step(number, ask, skipped=skip, norm=norm)
 
@@ -101,20 +101,20 @@ class Updater:
         bad = table.bad_ranks()
         if not bad:
             return False
-        ranks = bad if len(table.words) > 1 else [self.team.world.rank]
-        if self.team.settings.nonfinite == "stop":
+        ranks = bad if len(table.words) > 1 else [self.context.world.rank]
+        if self.context.settings.nonfinite == "stop":
             raise nonfinite("the loss", number, ranks)
         self._skipped("the loss", number, ranks)
         return True
 
     def _skipped(self, what: str, number: int, ranks: list[int]) -> None:
-        if self.team.world.is_main or ranks == [self.team.world.rank]:
+        if self.context.world.is_main or ranks == [self.context.world.rank]:
             who = f"rank {', '.join(map(str, ranks))}" if ranks else "all ranks"
             log.warning("step %d is skipped: %s is NaN or inf on %s", number, what, who)
 
     def _norm(self, replica: Replica, number: int) -> float | None:
         """Of the agreed gradient, where somebody needs it; the same on every worker."""
-        settings = self.team.settings
+        settings = self.context.settings
         if settings.clip is None and settings.nonfinite == "stop":
             return None
         norm = replica.source.norm()
@@ -126,7 +126,7 @@ class Updater:
 
     def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:
         """Let the optimizer call ``closure`` as often as it likes; each call is agreed on."""
-        closures.refuse(self.team.strategy, self.team.settings, ranks=self.team.world.size)
+        closures.refuse(self.context.strategy, self.context.settings, ranks=self.context.world.size)
         seen: list[StepReports] = []
 
         def agreed() -> float:

@@ -41,11 +41,11 @@ class Replanning:
     Args:
         engine: whose agreement is planned anew.
         watch: what its steps took.
-        team: who agrees on these numbers.
+        context: who agrees on these numbers.
     """
 
-    def __init__(self, engine: Engine, watch: StepTimer, team: RunContext) -> None:
-        self.engine, self.watch, self.team = engine, watch, team
+    def __init__(self, engine: Engine, watch: StepTimer, context: RunContext) -> None:
+        self.engine, self.watch, self.context = engine, watch, context
         self.schedule = engine.agreement.schedule
         places = engine.agreement.flats.places
         sizes = {n: places[n].view.nbytes for n in engine.parameters}
@@ -80,9 +80,11 @@ class Replanning:
         records = [self.watch.records.get(number) if number else None for number in window]
         taken = median(self._steps) if self._steps else 0.0
         told = layout.numbers(records, nbytes, taken)
-        device = self.team.world.device  # the group's backend may know no other
+        device = self.context.world.device  # the group's backend may know no other
         numbers = torch.tensor([*self._changes.told, *told], dtype=torch.float64, device=device)
-        work = dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.team.group, async_op=True)
+        work = dist.all_reduce(
+            numbers, op=dist.ReduceOp.MAX, group=self.context.group, async_op=True
+        )
         self._asked.append(PendingMeasurements(layout, numbers, work))
 
     @property
@@ -114,14 +116,14 @@ class Replanning:
         self.engine.early = planned.schedule.early
         if changed:
             self.engine.bind()
-        if self.team.world.is_main and (changed or self._times):
+        if self.context.world.is_main and (changed or self._times):
             cut = summary([bound.keys for bound in agreement.tasks])
             level = logging.INFO if self._times else logging.DEBUG
             log.log(level, "%s: %s (%s): %s", self.schedule, planned.schedule, cut, planned.why)
 
 
 def engine(
-    agreement: Exchange, wire: Wire, *, parameters: Mapping[str, Tensor], team: RunContext
+    agreement: Exchange, wire: Wire, *, parameters: Mapping[str, Tensor], context: RunContext
 ) -> tuple[Engine, Replanning | None]:
     """What drives an agreement, and what plans it anew if its schedule measures."""
     measures = agreement.schedule.measures
@@ -130,10 +132,10 @@ def engine(
         agreement,
         wire,
         parameters=parameters,
-        worker=team.seat.worker,
+        worker=context.replica_index.worker,
         watch=watch if measures == "times" else None,
     )
-    return made, None if measures == "nothing" else Replanning(made, watch, team)
+    return made, None if measures == "nothing" else Replanning(made, watch, context)
 
 
 class Changes:

@@ -82,7 +82,7 @@ def fingerprint(token: str) -> str:
 
 
 def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
-    """This process's seat, or None when it was started alone."""
+    """This process's env, or None when it was started alone."""
     env = os.environ if environ is None else environ
     if env.get(ROLE) == "server":
         rank, size = _whole(env, SERVER), _whole(env, SERVERS)

@@ -93,13 +93,13 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
     limit = seconds if seconds is not None else read_seconds(contract.TIMEOUT, DEFAULT_SECONDS)
     if not 0 < limit < float("inf"):
         raise UsageError(f"join(seconds={seconds}): seconds must be positive and finite")
-    seat = read_rank_env()
+    env = read_rank_env()
     if dist.is_initialized():
-        world = _adopt(seat, limit)
-    elif seat is None:
+        world = _adopt(env, limit)
+    elif env is None:
         world = World(0, 1, 0, 1, *_alone(), store=None, seconds=limit)
     else:
-        world = _meet(seat, backend or os.environ.get(contract.BACKEND) or None, limit)
+        world = _meet(env, backend or os.environ.get(contract.BACKEND) or None, limit)
     _mark(world)
     _joined.append(world)
     install(_current)  # again, for init_process_group puts a hook of torch's on top
@@ -124,73 +124,73 @@ def _alone() -> tuple[torch.device, str]:
     return torch.device("cpu"), "none"
 
 
-def _meet(seat: RankEnv, backend: str | None, seconds: float) -> World:
-    device, chosen = _choose(seat, backend)
-    if seat.size == 1 and seat.servers == 0:
-        return World(0, 1, 0, 1, device, "none", None, seat.generation, seat.run_id, seconds)
+def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
+    device, chosen = _choose(env, backend)
+    if env.size == 1 and env.servers == 0:
+        return World(0, 1, 0, 1, device, "none", None, env.generation, env.run_id, seconds)
     gloo_choice()  # raises when GLOO_SOCKET_IFNAME names nothing
-    why = wrong_interface(seat.host) if seat.workers > seat.local_size else None
+    why = wrong_interface(env.host) if env.workers > env.local_size else None
     if why and chosen == "gloo":
         log.warning(why)
-    store, run = meet(seat, seconds)
-    if seat.role == "worker" and seat.size > 1:
-        _init_group(chosen, device, PrefixStore("group", store), seat, seconds)
+    store, run = meet(env, seconds)
+    if env.role == "worker" and env.size > 1:
+        _init_group(chosen, device, PrefixStore("group", store), env, seconds)
     else:
         chosen = "none"
-    alarm = FailureWatcher(run, seat.rank, seat.size) if seat.role == "worker" else None
+    alarm = FailureWatcher(run, env.rank, env.size) if env.role == "worker" else None
     if alarm is not None:
         alarm.start()
     return World(
-        seat.rank, seat.size, seat.local_rank, seat.local_size, device, chosen, store,
-        seat.generation, seat.run_id, seconds, seat.token, seat.role, seat.workers,
-        seat.servers, hosts_store=seat.hosts_store, alarm=alarm,
-        owns_group=chosen != "none", close=_closer(store, alarm, seat.key, waits=seat.hosts_store),
+        env.rank, env.size, env.local_rank, env.local_size, device, chosen, store,
+        env.generation, env.run_id, seconds, env.token, env.role, env.workers,
+        env.servers, hosts_store=env.hosts_store, alarm=alarm,
+        owns_group=chosen != "none", close=_closer(store, alarm, env.key, waits=env.hosts_store),
     )  # fmt: skip
 
 
-def _choose(seat: RankEnv, backend: str | None) -> tuple[torch.device, str]:
+def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend not in (None, "gloo", "nccl", "shoal"):
         raise UsageError(
             f"backend {backend!r} is not known: gloo (any machine), nccl (NVIDIA) or shoal (CPU "
             "tensors at memory speed inside a host)"
         )
-    if backend == "nccl" and cards < seat.local_size:
+    if backend == "nccl" and cards < env.local_size:
         raise UsageError(
-            f"backend nccl needs a GPU for each of {seat.local_size} local workers, "
+            f"backend nccl needs a GPU for each of {env.local_size} local workers, "
             f"but there are {cards}; use --backend gloo"
         )
     if backend == "shoal" and (why := why_not()) is not None:
         raise UsageError(f"backend shoal: {why}; use --backend gloo")
-    if seat.role == "server" or backend == "gloo":
+    if env.role == "server" or backend == "gloo":
         return torch.device("cpu"), "gloo"
-    if backend == "shoal" or cards < seat.local_size:
-        together = seat.workers == seat.local_size and why_not() is None
+    if backend == "shoal" or cards < env.local_size:
+        together = env.workers == env.local_size and why_not() is None
         found = "shoal" if backend == "shoal" or together else "gloo"
         if cards and backend is None:
-            log.warning("%d GPUs, %d local workers: on the CPU, %s", cards, seat.local_size, found)
+            log.warning("%d GPUs, %d local workers: on the CPU, %s", cards, env.local_size, found)
         return torch.device("cpu"), found
-    torch.cuda.set_device(seat.local_rank)
-    return torch.device("cuda", seat.local_rank), "nccl"
+    torch.cuda.set_device(env.local_rank)
+    return torch.device("cuda", env.local_rank), "nccl"
 
 
 def _init_group(
-    backend: str, device: torch.device, store: Store, seat: RankEnv, seconds: float
+    backend: str, device: torch.device, store: Store, env: RankEnv, seconds: float
 ) -> None:
     both = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
     with as_fault(f"making the {backend} process group"):
         dist.init_process_group(
-            both, store=store, rank=seat.rank, world_size=seat.size,
+            both, store=store, rank=env.rank, world_size=env.size,
             timeout=timedelta(seconds=seconds),
         )  # fmt: skip
 
 
-def _adopt(seat: RankEnv | None, seconds: float) -> World:
+def _adopt(env: RankEnv | None, seconds: float) -> World:
     """Use a process group that the script has made itself; it stays the script's."""
     rank, size = dist.get_rank(), dist.get_world_size()
     base = dist.distributed_c10d._get_default_store()
-    run_id = seat.run_id if seat else "none"
-    generation = seat.generation if seat else 0
+    run_id = env.run_id if env else "none"
+    generation = env.generation if env else 0
     store = PrefixStore(f"{contract.prefix(run_id, '', generation)}/{turn()}", base)
     alarm = FailureWatcher(store, rank, size)
     alarm.start()
@@ -198,11 +198,11 @@ def _adopt(seat: RankEnv | None, seconds: float) -> World:
     device = torch.device("cpu")
     if "nccl" in backend:
         device = torch.device("cuda", torch.cuda.current_device())
-    local = (seat.local_rank, seat.local_size) if seat else (rank, size)
+    local = (env.local_rank, env.local_size) if env else (rank, size)
     return World(
         rank, size, *local, device, backend, store, generation, run_id, seconds,
         workers=size, alarm=alarm,
-        close=_closer(store, alarm, str(rank), waits=rank == 0 and not (seat and seat.hosted)),
+        close=_closer(store, alarm, str(rank), waits=rank == 0 and not (env and env.hosted)),
     )  # fmt: skip
 
 

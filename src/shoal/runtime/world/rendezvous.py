@@ -1,4 +1,4 @@
-"""Where workers meet: reach the store, take a seat there, wait for the others.
+"""Where workers meet: reach the store, take a env there, wait for the others.
 
 Refused are another run, another token, another world size and a rank that is taken; whoever does
 not come in time is named. Polls instead of torch's blocking waits, which print a C++ stack.
@@ -41,17 +41,17 @@ class JoinedStores(NamedTuple):
     run: Store  # of the whole generation: where the launcher, too, tells of failures
 
 
-def meet(seat: RankEnv, seconds: float) -> JoinedStores:
+def meet(env: RankEnv, seconds: float) -> JoinedStores:
     """The store of this generation, once everybody is there.
 
     Args:
-        seat: who this process is.
+        env: who this process is.
         seconds: how long a single request to the store may take later on.
     """
     join_seconds = contract.read_seconds(contract.JOIN_SECONDS, contract.DEFAULT_JOIN_SECONDS)
-    base = _connect(seat, seconds, join_seconds)
-    meeting = JoinedStores(_admit(seat, base), PrefixStore(seat.prefix, base))
-    _wait_for_all(seat, meeting, join_seconds)
+    base = _connect(env, seconds, join_seconds)
+    meeting = JoinedStores(_admit(env, base), PrefixStore(env.prefix, base))
+    _wait_for_all(env, meeting, join_seconds)
     return meeting
 
 
@@ -60,65 +60,65 @@ def turn() -> int:
     return next(_turns)
 
 
-def _connect(seat: RankEnv, seconds: float, join_seconds: float) -> Store:
+def _connect(env: RankEnv, seconds: float, join_seconds: float) -> Store:
     """The store all meet at; hosted by rank 0 unless a launcher hosts it."""
     limit = timedelta(seconds=max(seconds, join_seconds))
-    where = (seat.host, seat.port)
-    if seat.hosts_store and where in _hosted:
+    where = (env.host, env.port)
+    if env.hosts_store and where in _hosted:
         return _hosted[where]
-    if seat.hosts_store:
-        fd = _listen(seat)
+    if env.hosts_store:
+        fd = _listen(env)
         _hosted[where] = TCPStore(
-            seat.host, seat.port, None, True, timeout=limit, wait_for_workers=False,
+            env.host, env.port, None, True, timeout=limit, wait_for_workers=False,
             master_listen_fd=fd,
         )  # fmt: skip
         return _hosted[where]
-    _reach(seat, join_seconds)
-    with as_fault(f"connecting to the store at {seat.host}:{seat.port}"):
-        return TCPStore(seat.host, seat.port, None, False, timeout=limit, wait_for_workers=False)
+    _reach(env, join_seconds)
+    with as_fault(f"connecting to the store at {env.host}:{env.port}"):
+        return TCPStore(env.host, env.port, None, False, timeout=limit, wait_for_workers=False)
 
 
-def _listen(seat: RankEnv) -> int:
+def _listen(env: RankEnv) -> int:
     # torch listens on every interface whatever address it is told; this socket keeps to one.
-    everywhere = seat.size > seat.local_size
+    everywhere = env.size > env.local_size
     instead = "choose another port, the same on every worker"
-    return bind(seat.port, everywhere=everywhere, name="MASTER_PORT=", instead=instead).detach()
+    return bind(env.port, everywhere=everywhere, name="MASTER_PORT=", instead=instead).detach()
 
 
-def _reach(seat: RankEnv, join_seconds: float) -> None:
+def _reach(env: RankEnv, join_seconds: float) -> None:
     """Wait until somebody listens; torch's own waiting prints a C++ stack for each try."""
     tell = _Teller()
     for left in _countdown(join_seconds):
         try:
-            socket.create_connection((seat.host, seat.port), timeout=min(5.0, left)).close()
+            socket.create_connection((env.host, env.port), timeout=min(5.0, left)).close()
             return
         except OSError as error:
-            tell(left, f"{seat.name} waits for rank 0 at {seat.host}:{seat.port} ({error})")
+            tell(left, f"{env.name} waits for rank 0 at {env.host}:{env.port} ({error})")
     raise ExchangeTimeout(
-        f"{seat.name} could not reach rank 0 at {seat.host}:{seat.port} within "
+        f"{env.name} could not reach rank 0 at {env.host}:{env.port} within "
         f"{join_seconds:g} s: rank 0 is missing, or MASTER_ADDR / MASTER_PORT are wrong"
     )
 
 
-def _admit(seat: RankEnv, base: Store) -> Store:
-    """Take the seat, or be refused: another run, another token, another size, or taken."""
-    run = _first(base, "shoal/run", seat.run_id)
-    if run != seat.run_id:
+def _admit(env: RankEnv, base: Store) -> Store:
+    """Take the env, or be refused: another run, another token, another size, or taken."""
+    run = _first(base, "shoal/run", env.run_id)
+    if run != env.run_id:
         raise UsageError(
-            f"{seat.name} belongs to run {seat.run_id!r}, but {run!r} meets at "
-            f"{seat.host}:{seat.port}: another SHOAL_TOKEN, or another run's port"
+            f"{env.name} belongs to run {env.run_id!r}, but {run!r} meets at "
+            f"{env.host}:{env.port}: another SHOAL_TOKEN, or another run's port"
         )
-    token = contract.fingerprint(seat.token)
-    if _first(base, f"shoal/{seat.run_id}/{seat.generation}/token", token) != token:
-        raise UsageError(f"{seat.name} has another SHOAL_TOKEN than this run: refused")
-    store = PrefixStore(f"{seat.prefix}/{turn()}", base)
-    size = _first(store, f"size/{seat.role}", str(seat.size))
-    if size != str(seat.size):
-        raise UsageError(f"{seat.name} was told {seat.size} {seat.role}s, others {size}")
+    token = contract.fingerprint(env.token)
+    if _first(base, f"shoal/{env.run_id}/{env.generation}/token", token) != token:
+        raise UsageError(f"{env.name} has another SHOAL_TOKEN than this run: refused")
+    store = PrefixStore(f"{env.prefix}/{turn()}", base)
+    size = _first(store, f"size/{env.role}", str(env.size))
+    if size != str(env.size):
+        raise UsageError(f"{env.name} was told {env.size} {env.role}s, others {size}")
     me = f"process {os.getpid()} on {socket.gethostname()}"
-    owner = _first(store, f"seat/{seat.key}", me)
+    owner = _first(store, f"env/{env.key}", me)
     if owner != me:
-        raise UsageError(f"{seat.name} is already taken by {owner}: {me} is refused")
+        raise UsageError(f"{env.name} is already taken by {owner}: {me} is refused")
     return store
 
 
@@ -128,8 +128,8 @@ def _first(store: Store, key: str, value: str) -> str:
     return told.decode()
 
 
-def _wait_for_all(seat: RankEnv, meeting: JoinedStores, join_seconds: float) -> None:
-    missing, tell = _awaited(seat), _Teller()
+def _wait_for_all(env: RankEnv, meeting: JoinedStores, join_seconds: float) -> None:
+    missing, tell = _awaited(env), _Teller()
     for left in _countdown(join_seconds):
         with as_fault("waiting for the other workers"):
             missing = [key for key in missing if not meeting.store.check([key])]
@@ -138,31 +138,31 @@ def _wait_for_all(seat: RankEnv, meeting: JoinedStores, join_seconds: float) -> 
             return
         if failed:
             raise Failure.read(meeting.run.get("alarm/failure")).as_error()
-        tell(left, f"{seat.name} waits for {_names(missing)} of {seat.workers}")
+        tell(left, f"{env.name} waits for {_names(missing)} of {env.workers}")
     error = ExchangeTimeout(
-        f"{_names(missing)} of {seat.workers} did not join within {join_seconds:g} s: "
+        f"{_names(missing)} of {env.workers} did not join within {join_seconds:g} s: "
         "start all workers, or set WORLD_SIZE to as many as there are "
         f"({contract.JOIN_SECONDS} sets how long to wait)"
     )
-    _pass_on(seat, meeting, error)
+    _pass_on(env, meeting, error)
     raise error
 
 
-def _pass_on(seat: RankEnv, meeting: JoinedStores, error: ExchangeTimeout) -> None:
+def _pass_on(env: RankEnv, meeting: JoinedStores, error: ExchangeTimeout) -> None:
     """Let the others give up for the same reason, before the store goes with its host."""
     with as_fault("waiting for the other workers"):
-        meeting.run.compare_set("alarm/failure", "", Failure.of(seat.rank, error).write())
-    if seat.hosts_store:
+        meeting.run.compare_set("alarm/failure", "", Failure.of(env.rank, error).write())
+    if env.hosts_store:
         time.sleep(LOOK_SECONDS * 6)
 
 
-def _awaited(seat: RankEnv) -> list[str]:
-    workers = [f"seat/{rank}" for rank in range(seat.workers)]
-    return workers + [f"seat/server-{index}" for index in range(seat.servers)]
+def _awaited(env: RankEnv) -> list[str]:
+    workers = [f"env/{rank}" for rank in range(env.workers)]
+    return workers + [f"env/server-{index}" for index in range(env.servers)]
 
 
 def _names(keys: list[str]) -> str:
-    shown = [key.removeprefix("seat/").replace("server-", "server ") for key in keys[:8]]
+    shown = [key.removeprefix("env/").replace("server-", "server ") for key in keys[:8]]
     more = [f"{len(keys) - 8} more"] if len(keys) > 8 else []
     return ("rank " if len(keys) == 1 else "ranks ") + ", ".join(shown + more)
 

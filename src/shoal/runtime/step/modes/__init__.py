@@ -47,7 +47,7 @@ def _rides(s: Strategy, parameters: Parameters) -> bool:
 def choose(
     strategy: Strategy,
     parameters: Parameters,
-    seat: ReplicaIndex,
+    index: ReplicaIndex,
     collect: Callable[[Exchange], None],
     *,
     allocate: Allocate = zeros,
@@ -58,17 +58,17 @@ def choose(
     Args:
         strategy: what to do.
         parameters: the trainable ones, in forward order.
-        seat: which worker this is.
+        index: which worker this is.
         collect: puts the gradients of the last backward into an agreement.
         allocate: where the memory of messages comes from.
         stopwatch: for a compressor that goes by what rounds take; None where no time passes.
     """
     s = strategy
     if not s.synchrony.waits and s.coordination.via != "server":
-        row = s.coordination.mixing(seat.workers, 0)[seat.worker]
-        neighbours = [j for j, w in enumerate(row) if w and j != seat.worker]
-        return PairsMode(parameters, neighbours, seed=f"pairs/{seat.worker}")
-    tail = REPORT_WIDTH * seat.workers if _rides(s, parameters) else 0
+        row = s.coordination.mixing(index.workers, 0)[index.worker]
+        neighbours = [j for j, w in enumerate(row) if w and j != index.worker]
+        return PairsMode(parameters, neighbours, seed=f"pairs/{index.worker}")
+    tail = REPORT_WIDTH * index.workers if _rides(s, parameters) else 0
     flats = FlatBuffers(parameters, tail=tail, allocate=allocate)
     agreement = Exchange(flats, s.scheduling, s.compression)
     if s.compression.timed:
@@ -79,8 +79,8 @@ def choose(
         return MixingMode(parameters, agreement, s.synchrony.period)
     if s.synchrony.waits:
         momentum, rate, outer = 0.0, 1.0, s.coordination.outer
-        if outer is not None and seat.workers > 1:  # alone, a step is a step
-            momentum, rate = outer.momentum_of(seat.workers), outer.rate
+        if outer is not None and index.workers > 1:  # alone, a step is a step
+            momentum, rate = outer.momentum_of(index.workers), outer.rate
         period = s.synchrony.period
         return LocalMode(parameters, agreement, period=period, momentum=momentum, rate=rate)
     return PushMode(parameters, agreement, lambda: collect(agreement))
