@@ -123,6 +123,8 @@ class Agreed(NamedTuple):
 
 Result = TypeVar("Result")
 Flow: TypeAlias = Generator[Ask, Any, Agreed]
+Asks: TypeAlias = Generator[Ask, Any, None]
+"""A flow that leaves its result in place and returns nothing."""
 
 
 def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Result:

@@ -10,15 +10,17 @@ from torch import Tensor, nn
 
 from shoal import rules
 from shoal.axes import AXES
-from shoal.axes.compression import Trait, exact
+from shoal.axes.compression import Trait
 from shoal.axes.coordination import spectral_gap
-from shoal.axes.scheduling import fifo
-from shoal.runtime.step.buffers import FlatBuffers
 from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.model import ReplicatedModel
+from shoal.runtime.step.modes import ModeSetup
 from shoal.runtime.step.modes.local import LocalMode
+from shoal.runtime.tuning.measure import TracedWire
 from shoal.strategy import Strategy, parse
 from shoal.testing.contracts.matrix import answers, legal_products
-from shoal.testing.trainer import Batch, Build, LockstepTrainer, digits, tiny
+from shoal.testing.trainer import Batch, Build, LockstepTrainer, digits, lockstep_context, tiny
+from shoal.wire.null import NullWire
 
 WORKERS = (1, 2, 3, 4)
 each_count = pytest.mark.parametrize("workers", WORKERS)
@@ -107,10 +109,11 @@ def test_nothing_to_wait_for_equals_bsp(with_whom: str, form: str, like_bsp: str
 @each_count
 def test_agreeing_on_changes_every_step_equals_bsp_for_sgd(workers: int) -> None:
     made = school("bsp", workers=workers)
-    for i, fish in enumerate(made.fishes):
-        parameters = dict(fish.model.named_parameters())
-        changes = Exchange(FlatBuffers(parameters), fifo(), exact())
-        made.fishes[i] = fish._replace(mode=LocalMode(parameters, changes, period=1))
+    for i, worker in enumerate(made.workers):
+        context = lockstep_context(parse("bsp"), i, workers)
+        wire = TracedWire(NullWire(), context.recorder)
+        setup = ModeSetup(ReplicatedModel(worker.model), worker.optimizer, wire, context)
+        made.workers[i] = worker._replace(mode=LocalMode(setup))
     made.train(uneven(), steps=5)
     assert_same(made.parameters(), alone(tiny, uneven(), steps=5))
 
@@ -149,10 +152,10 @@ def test_error_feedback_loses_nothing_over_a_training_run(text: str) -> None:
     made = school(text, workers=3)
     atol = 1e-3 if "cast" in text else 1e-12  # 16 bits round the sum, not what each sent
     before = made.parameters()
-    seen = [_watch(fish.model) for fish in made.fishes]
+    seen = [_watch(worker.model) for worker in made.workers]
     made.train(uneven(), steps=7)
     for name, start in before.items():
-        kept = [_residual(fish.mode.gradients, name, start) for fish in made.fishes]
+        kept = [_residual(worker.mode.exchange, name, start) for worker in made.workers]
         sent = sum(g[name] - k for g, k in zip(seen, kept, strict=True)) / 3
         torch.testing.assert_close(made.parameters()[name], start - 0.1 * sent, rtol=0, atol=atol)
         assert any(k.any() for k in kept) or start.dim() == 1
@@ -202,7 +205,7 @@ def test_the_mean_of_gossip_moves_by_the_mean_of_the_gradients() -> None:
     made = school("gossip", workers=4)
     made.scatter()
     before = made.models().mean(0)
-    seen = [_watch(fish.model) for fish in made.fishes]
+    seen = [_watch(worker.model) for worker in made.workers]
     made.step(digits(12)[0])
     steps = torch.stack([torch.cat([g.flatten() for g in s.values()]) for s in seen])
     torch.testing.assert_close(

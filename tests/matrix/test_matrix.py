@@ -100,8 +100,8 @@ def test_every_legal_product_binds_to_as_many_ranks_as_it_names() -> None:
 @pytest.mark.parametrize("s", TRAINED, ids=repr)
 def test_every_legal_product_trains(s: Strategy) -> None:
     before = loss(tiny()[0])
-    for fish in trained(s).fishes:
-        after = loss(fish.model)
+    for worker in trained(s).workers:
+        after = loss(worker.model)
         assert math.isfinite(after)
         assert after < 0.97 * before
 

@@ -20,7 +20,7 @@ def start(model: Any = None, **options: Any) -> Run:
 
 def train(run: Run, steps: int, **options: Any) -> None:
     """So many steps, in the order of the loader."""
-    feed = run.feeds[0] if run.feeds else run.loader(data(), BATCH, epochs=9, **options)
+    feed = run.loaders[0] if run.loaders else run.loader(data(), BATCH, epochs=9, **options)
     for batch in feed:
         run.step(batch)
         if run.steps == steps:

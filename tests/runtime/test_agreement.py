@@ -34,14 +34,14 @@ def fill(agreements: list[Exchange], seed: int) -> list[dict[str, Tensor]]:
     chance = torch.Generator().manual_seed(seed)
     given = []
     for agreement in agreements:
-        for place in agreement.flats.places.values():
+        for place in agreement.flat.views.values():
             place.view.copy_(torch.randn(place.view.shape, generator=chance, dtype=torch.float64))
         given.append(numbers(agreement))
     return given
 
 
 def numbers(agreement: Exchange) -> dict[str, Tensor]:
-    return {name: place.view.clone() for name, place in agreement.flats.places.items()}
+    return {name: place.view.clone() for name, place in agreement.flat.views.items()}
 
 
 def agree(agreements: list[Exchange]) -> None:
@@ -158,7 +158,7 @@ def test_messages_are_mine_even_after_my_numbers_change() -> None:
 def test_complex_tensors_keep_their_imaginary_part(compressor: Compressor) -> None:
     flats = FlatBuffers({"w": torch.zeros(4, dtype=torch.complex128)})
     agreement = Exchange(flats, fifo(), compressor)
-    flats.places["w"].view.fill_(3j)
+    flats.views["w"].view.fill_(3j)
     (part, *_) = reversed(agreement.messages()["w"])
     assert part.dtype.is_complex is False
     assert part.abs().max() == 3
@@ -185,7 +185,7 @@ def test_a_longer_message_takes_longer() -> None:
 
 def without_end(agreement: Exchange) -> Generator[Ask, Any, None]:
     """A round that will be forgotten."""
-    for index in range(len(agreement.tasks)):
+    for index in range(len(agreement.buckets)):
         yield from agreement.flow(index)
 
 
@@ -197,7 +197,7 @@ def test_a_round_that_is_forgotten_leaves_no_trace(compressor: Compressor) -> No
             fill(agreements, seed)
             agree(agreements)
         fill(disturbed, 99)
-        disturbed[0].flats.places["w"].view[0, 0] = float("nan")
+        disturbed[0].flat.views["w"].view[0, 0] = float("nan")
         lockstep([without_end(agreement) for agreement in disturbed])
         for agreement in disturbed:
             agreement.revert()

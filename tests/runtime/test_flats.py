@@ -29,9 +29,9 @@ def named(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
 def test_views_look_like_what_they_stand_for_and_do_not_overlap(tensors: dict[str, Tensor]) -> None:
     flats = FlatBuffers(tensors)
     for i, name in enumerate(tensors):
-        flats.places[name].view.fill_(i + 1)
+        flats.views[name].view.fill_(i + 1)
     for i, (name, tensor) in enumerate(tensors.items()):
-        view = flats.places[name].view
+        view = flats.views[name].view
         assert (view.shape, view.dtype, view.stride()) == (
             tensor.shape,
             tensor.dtype,
@@ -49,12 +49,12 @@ def test_tasks_hold_every_number_once(tensors: dict[str, Tensor], schedule: Sche
     for task in bound:
         task.whole.add_(1)
         assert task.whole.numel() == sum(p.numel() for p in task.pieces)
-    for buffer in flats.buffers.values():
+    for buffer in flats.storage.values():
         assert bool((buffer == 1).all())
     for task in bound:
         for piece in task.pieces:
             piece.add_(1)
-    for buffer in flats.buffers.values():
+    for buffer in flats.storage.values():
         assert bool((buffer == 2).all())
     keys = [key for task in bound for key in task.keys]
     assert len(keys) == len(set(keys))
@@ -63,7 +63,7 @@ def test_tasks_hold_every_number_once(tensors: dict[str, Tensor], schedule: Sche
 
 def test_tensors_lie_in_the_order_in_which_backward_meets_them() -> None:
     flats = FlatBuffers(named(first=(2,), second=(3,), third=(4,)))
-    starts = {name: place.start for name, place in flats.places.items()}
+    starts = {name: place.start for name, place in flats.views.items()}
     assert starts == {"third": 0, "second": 4, "first": 7}
 
 
@@ -78,22 +78,22 @@ def test_tensors_lie_in_the_order_in_which_backward_meets_them() -> None:
 )
 def test_dense_strides_are_kept(like: Tensor) -> None:
     flats = FlatBuffers({"a": torch.zeros(3), "w": like, "b": torch.zeros(2)})
-    view = flats.places["w"].view
+    view = flats.views["w"].view
     assert view.shape == like.shape
     assert view.stride() == like.stride()
     view.copy_(torch.arange(like.numel()).view(like.shape))
-    assert flats.buffers[torch.float32, torch.device("cpu")].sum() == sum(range(like.numel()))
+    assert flats.storage[torch.float32, torch.device("cpu")].sum() == sum(range(like.numel()))
 
 
 @pytest.mark.parametrize("like", [torch.zeros(1).expand(4), torch.zeros(8)[::2]])
 def test_strides_that_are_not_dense_become_plain(like: Tensor) -> None:
-    assert FlatBuffers({"w": like}).places["w"].view.is_contiguous()
+    assert FlatBuffers({"w": like}).views["w"].view.is_contiguous()
 
 
 def test_a_complex_number_travels_as_two_real_ones() -> None:
     flats = FlatBuffers({"w": torch.zeros(3, 2, dtype=torch.complex64)})
     (task,) = flats.bind(fifo(), typical)
-    flats.places["w"].view.fill_(1 + 2j)
+    flats.views["w"].view.fill_(1 + 2j)
     assert task.pieces[0].shape == (3, 2, 2)
     assert task.whole.tolist() == [1, 2] * 6
     assert real(torch.zeros(2)).shape == (2,)

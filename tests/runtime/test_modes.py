@@ -10,23 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from shoal.flow import Pair, Push, alone, drive
-from shoal.runtime.step.exchange import Exchange
-from shoal.runtime.step.modes import Mode, ReplicaIndex, choose
-from shoal.runtime.step.modes.gradient import GradientMode
+from shoal.runtime.step.modes import Mode
 from shoal.runtime.step.modes.local import LocalMode
 from shoal.runtime.step.modes.mixing import MixingMode
 from shoal.runtime.step.modes.pairs import PairsMode
 from shoal.runtime.step.modes.push import PushMode
+from shoal.runtime.step.modes.sequential import SequentialGradients
 from shoal.strategy import parse
-from shoal.testing.trainer import LockstepTrainer, digits, tiny
+from shoal.testing.trainer import (
+    LockstepTrainer,
+    LockstepWorker,
+    digits,
+    lockstep_context,
+    tiny,
+)
 
 MODES = {
-    "bsp": GradientMode,
-    "local(1), powersgd(2)": GradientMode,
-    "ssp(0)": GradientMode,
-    "parameter_server": GradientMode,
-    "priority(64), error_feedback(topk(0.25))": GradientMode,
-    "error_feedback(powersgd(1))": GradientMode,
+    "bsp": SequentialGradients,
+    "local(1), powersgd(2)": SequentialGradients,
+    "ssp(0)": SequentialGradients,
+    "parameter_server": SequentialGradients,
+    "priority(64), error_feedback(topk(0.25))": SequentialGradients,
+    "error_feedback(powersgd(1))": SequentialGradients,
     "local(3)": LocalMode,
     "local(3), error_feedback(topk(0.25))": LocalMode,
     "parameter_server, local(2), error_feedback(powersgd(1))": LocalMode,
@@ -49,26 +54,28 @@ def parameters() -> dict[str, Tensor]:
     }
 
 
-def seated(text: str, held: dict[str, Tensor], workers: int = 3) -> Mode:
-    def collect(agreement: Exchange) -> None:
-        for name, place in agreement.flats.places.items():
-            place.view.copy_(held[name].detach() * 0.1)
-
-    return choose(parse(text), held, ReplicaIndex(1, workers), collect)
+def seated(text: str, held: dict[str, Tensor], workers: int = 3, worker: int = 1) -> Mode:
+    """The mode of one worker whose gradients are a tenth of its parameters."""
+    model = nn.ParameterDict(held)
+    for p in model.parameters():
+        p.grad = p.detach() * 0.1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    context = lockstep_context(parse(text), worker, workers)
+    return LockstepWorker.build(model, optimizer, context).mode
 
 
 @each_strategy
 def test_the_facts_of_a_strategy_choose_its_mode(text: str) -> None:
     mode = seated(text, parameters())
     assert type(mode) is MODES[text]
-    assert mode.agrees == (mode.gradients is not None) == (type(mode) is GradientMode)
+    assert mode.agrees == (type(mode) is SequentialGradients)
 
 
 @each_strategy
 def test_due_comes_once_a_period(text: str) -> None:
     strategy = parse(text)
     school = LockstepTrainer(strategy, workers=2, build=tiny)
-    mode, due = school.fishes[0].mode, []
+    mode, due = school.workers[0].mode, []
     if not strategy.synchrony.waits:
         assert not mode.due()
         return
@@ -107,7 +114,7 @@ def test_block_momentum_is_forgotten_with_the_rest_and_means_nothing_alone() -> 
         move.fill_(3.0)
     mode.load_state_dict({})
     assert not any(move.any() for move in mode.moves.values())
-    only = seated("bmuf(0.5, 0.8), local(2)", parameters(), workers=1)
+    only = seated("bmuf(0.5, 0.8), local(2)", parameters(), workers=1, worker=0)
     assert isinstance(only, LocalMode)
     assert not only.moves
 
@@ -119,7 +126,7 @@ def test_block_momentum_grows_with_the_number_of_workers() -> None:
 
 
 def snapshot(school: LockstepTrainer) -> list[Any]:
-    return copy.deepcopy([(f.model.state_dict(), f.mode.state_dict()) for f in school.fishes])
+    return copy.deepcopy([(f.model.state_dict(), f.mode.state_dict()) for f in school.workers])
 
 
 @pytest.mark.parametrize("text", [t for t in MODES if parse(t).synchrony.waits])
@@ -129,9 +136,9 @@ def test_a_run_goes_on_after_saving_as_if_nothing_had_been(text: str, steps: int
     went, goes = (LockstepTrainer(parse(text), workers=2, build=tiny) for _ in range(2))
     for batch in batches[:steps]:
         went.step(batch)
-    for fish, (model, mode) in zip(goes.fishes, snapshot(went), strict=True):
-        fish.model.load_state_dict(model)
-        fish.mode.load_state_dict(mode)
+    for worker, (model, mode) in zip(goes.workers, snapshot(went), strict=True):
+        worker.model.load_state_dict(model)
+        worker.mode.load_state_dict(mode)
     for batch in batches[steps:]:
         assert went.step(batch) == goes.step(batch)
     for worker in range(2):
@@ -206,7 +213,7 @@ def test_in_a_pair_i_move_by_what_the_meeting_changed() -> None:
 
 
 def test_alone_in_a_ring_there_is_nobody_to_meet() -> None:
-    mode = choose(parse("gossip, asp"), parameters(), ReplicaIndex(0, 1), lambda agreement: None)
+    mode = seated("gossip, asp", parameters(), workers=1, worker=0)
     assert list(mode.closing(lambda: None)) == []
 
 

@@ -297,7 +297,7 @@ def huge(strategy: str) -> tuple[float, bool]:
     optimizer = SGD(model.parameters(), lr=0.1)
     run = shoal.distribute(model, optimizer, loss=nn.functional.cross_entropy, strategy=strategy)
     replica = next(iter(run.replicas.values()))
-    held = replica.mode.gradients.flats.nbytes
+    held = replica.mode.exchange.flat.nbytes
     run.step((torch.arange(4), torch.arange(4) % 3))
     is_sparse = held < 2**20
     run.close()
@@ -347,7 +347,7 @@ def gan(strategy: str) -> float:
                 run.backward(g_loss(g, d, real))
                 run.update("g")
                 od.zero_grad()
-            if run.feeds[0].loader.mine == 0:
+            if run.loaders[0].loader.mine == 0:
                 run.update("d")
                 run.update("g")
     one, oo, two, ot = adversaries()

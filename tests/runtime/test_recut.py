@@ -35,14 +35,14 @@ def agreement(schedule: Schedule, *, strided: bool = False) -> Exchange:
 def play(agreements: list[Exchange], seed: int) -> None:
     chance = torch.Generator().manual_seed(seed)
     for one in agreements:
-        for place in one.flats.places.values():
+        for place in one.flat.views.values():
             place.view.copy_(torch.randn(place.view.shape, generator=chance, dtype=torch.float64))
     lockstep([one.flows() for one in agreements])
 
 
 def residual(one: Exchange) -> dict[str, Tensor]:
     """Of each parameter, as its numbers lie in memory."""
-    views = {name: place.view for name, place in one.flats.places.items()}
+    views = {name: place.view for name, place in one.flat.views.items()}
     flat = {name: torch.zeros(view.numel(), dtype=torch.float64) for name, view in views.items()}
     for key, (kept, _) in one.states.items():
         name, start, stop = span(key, views)
@@ -65,8 +65,8 @@ def test_residuals_survive_a_change_of_messages(
         was = residual(one)
         assert any(bool(r.any()) for r in was.values())
         one.rebind(after, {}, lambda n: 1e-4 + n * 1e-9)
-        one._recut()
-        assert set(one.states) == {key for task in one.tasks for key in task.keys}
+        one._reslice()
+        assert set(one.states) == {key for task in one.buckets for key in task.keys}
         torch.testing.assert_close(residual(one), was, rtol=0, atol=0)
     play(agreements, 1)
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_other_messages_is_taken_up() -> None:
     second = [agreement(wfbp(1)) for _ in range(2)]
     for old, new in zip(first, second, strict=True):
         new.load_state_dict(old.state_dict())
-        new._recut()
+        new._reslice()
         torch.testing.assert_close(residual(new), residual(old), rtol=0, atol=0)
 
 
@@ -110,4 +110,4 @@ def test_the_same_messages_are_not_bound_again() -> None:
     assert one.rebind(priority(16), {"w": Layer("w", 16, 1, 1)}, lambda n: 0.0) is False
     two = Exchange(FlatBuffers({"w": torch.zeros(8)}), wfbp(), exact())
     assert two.rebind(priority(16), {}, lambda n: 0.0)
-    assert len(two.tasks) == 2
+    assert len(two.buckets) == 2

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 import shoal
 from shoal.errors import ConflictError
 from shoal.rules import Facts
-from shoal.runtime import validate as closures
+from shoal.runtime.validate import needs_closure
 from shoal.testing.processes import run_workers
 
 
@@ -29,9 +29,9 @@ def test_whether_an_optimizer_asks_is_read_from_its_step() -> None:
     weight = [nn.Parameter(torch.zeros(2))]
     scheduled = SGD(weight, lr=0.1)
     StepLR(scheduled, 1)  # wraps step
-    assert closures.asks(LBFGS(weight))
-    assert closures.asks(Search(weight))
-    assert not any(map(closures.asks, (SGD(weight, lr=0.1), Adam(weight), scheduled)))
+    assert needs_closure(LBFGS(weight))
+    assert needs_closure(Search(weight))
+    assert not any(map(needs_closure, (SGD(weight, lr=0.1), Adam(weight), scheduled)))
 
 
 @pytest.mark.parametrize(

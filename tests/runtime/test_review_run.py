@@ -17,16 +17,17 @@ from shoal.axes.scheduling import priority
 from shoal.errors import NonFinite, UsageError
 from shoal.flow import Mean
 from shoal.models import gpt
-from shoal.runtime.distribute import _told
+from shoal.runtime.distribute import _comparable
 from shoal.runtime.parallel.pipeline import _aside
 from shoal.runtime.step.buffers import FlatBuffers
-from shoal.runtime.step.exchange import Exchange, typical
+from shoal.runtime.step.exchange import typical
 from shoal.runtime.step.model import ShardedModel
-from shoal.runtime.step.modes import ReplicaIndex, choose, mixing
+from shoal.runtime.step.modes.mixing import MixingMode
 from shoal.runtime.step.stats import StepReport, StepReports
 from shoal.runtime.train import progress
 from shoal.runtime.tuning.measure import TracedWire
 from shoal.testing.processes import run_workers
+from shoal.testing.trainer import LockstepTrainer, tiny
 from shoal.timeline.record import Recorder
 from shoal.wire.null import NullWire
 
@@ -184,24 +185,22 @@ def test_two_types_keep_the_order_that_priority_gave_each() -> None:
 def test_pairs_hold_no_buffers_and_other_modes_do(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(
-        "shoal.runtime.step.modes.FlatBuffers", lambda *a, **k: made.append(a) or FlatBuffers(*a)
+        "shoal.runtime.step.modes.mode.FlatBuffers",
+        lambda *a, **k: made.append(a) or FlatBuffers(*a),
     )
-    parameters = {"w": torch.zeros(3)}
-    choose(shoal.parse("gossip, asp"), parameters, ReplicaIndex(0, 3), lambda _: None)
+    LockstepTrainer(shoal.parse("gossip, asp"), workers=3, build=tiny)
     assert not made
-    choose(shoal.parse("gossip"), parameters, ReplicaIndex(0, 3), lambda _: None)
+    LockstepTrainer(shoal.parse("gossip"), workers=3, build=tiny)
     assert made
 
 
 def test_mixing_ends_its_rounds_as_all_agreements_do() -> None:
-    parameters = {"w": torch.zeros(3)}
-    s = shoal.parse("gossip")
-    models = Exchange(FlatBuffers(parameters), s.scheduling, s.compression)
-    mode = mixing.MixingMode(parameters, models, 1)
+    mode = LockstepTrainer(shoal.parse("gossip"), workers=2, build=tiny).workers[0].mode
+    assert isinstance(mode, MixingMode)
     mode.opening()
-    models._before["w"] = 1
+    mode.exchange._previous["w"] = 1
     assert list(mode.closing(lambda: None)) == []
-    assert (models.round, models._before) == (1, {})
+    assert (mode.exchange.round, mode.exchange._previous) == (1, {})
 
 
 def test_a_span_is_noted_once_whoever_comes_first() -> None:
@@ -265,14 +264,14 @@ def test_a_norm_that_is_known_is_not_gathered_again(monkeypatch: pytest.MonkeyPa
         "shoal.runtime.parallel.clip", lambda placed, limit, *, norm=None: told.append(norm)
     )
     source = ShardedModel.__new__(ShardedModel)
-    source.placed = None  # type: ignore[assignment]
+    source.parallel = None  # type: ignore[assignment]
     source.clip(1.0, 3.5)
     assert told == [3.5]
 
 
 def test_settings_that_are_objects_read_alike_on_every_rank() -> None:
-    assert _told(object()) == _told(object())
-    assert _told((0.9, 0.999)) == "(0.9, 0.999)"
+    assert _comparable(object()) == _comparable(object())
+    assert _comparable((0.9, 0.999)) == "(0.9, 0.999)"
 
 
 def test_an_empty_strategy_of_the_command_line_is_auto(

@@ -12,9 +12,9 @@ def test_weights_of_one_global_batch_make_its_mean(weighted: bool) -> None:
     parts = [3, 2, 2]
     scales = []
     for mine in parts:
-        tally = StepStats(weighted=weighted, together=True)
-        tally.open(mine, lambda: sum(parts))
-        scales.append(tally.scale(mine, len(parts)))
+        stats = StepStats(weighted=weighted, together=True)
+        stats.open(mine, lambda: sum(parts))
+        scales.append(stats.scale(mine, len(parts)))
     agreed = sum(scales) if weighted else sum(scales) / len(parts)
     assert agreed == pytest.approx(1)
     assert scales[0] / scales[1] == pytest.approx(3 / 2)
@@ -24,8 +24,8 @@ def test_shards_of_one_replica_weigh_by_their_samples() -> None:
     parts = [3, 2]
     scales = []
     for mine in parts:
-        tally = StepStats(weighted=False, together=False, shards=2)
-        tally.open(mine, lambda: sum(parts))
-        scales.append(tally.scale(mine, 4))
+        stats = StepStats(weighted=False, together=False, shards=2)
+        stats.open(mine, lambda: sum(parts))
+        scales.append(stats.scale(mine, 4))
     assert sum(scales) / 2 == pytest.approx(1)  # torch takes the mean over the shards
     assert scales[0] / scales[1] == pytest.approx(3 / 2)

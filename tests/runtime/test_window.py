@@ -58,7 +58,7 @@ def test_messages_under_way_are_limited_by_the_credit(credit: int, most: int) ->
     parameters = dict(model.named_parameters())
     agreement = Exchange(FlatBuffers(parameters), priority(256, credit=credit), exact())
     wire = Counting()
-    engine = Engine(agreement, wire, parameters=parameters, worker=0)
+    engine = Engine(agreement, wire, parameters=parameters)
     for _ in range(2):
         model.zero_grad()
         engine.arm(lambda: EMPTY_REPORT)
@@ -66,7 +66,7 @@ def test_messages_under_way_are_limited_by_the_credit(credit: int, most: int) ->
         engine.send_rest(EMPTY_REPORT)
         engine.settle()
     engine.close()
-    assert wire.asked == 2 * len(agreement.tasks)
+    assert wire.asked == 2 * len(agreement.buckets)
     assert wire.most == most
     assert wire.under_way == 0
     for name, p in parameters.items():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.axes.collectives import Collective, native, ring, tree
 from shoal.flow import Mean
-from shoal.runtime.step.modes import ReplicaIndex
+from shoal.runtime.context import ReplicaIndex
 from shoal.runtime.wires import paths
 from shoal.testing.contracts import make
 from shoal.testing.processes import run_workers

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal.axes.collectives import MEMBERS, Collective, Network, native
 from shoal.axes.collectives.kit.choose import WINNER
-from shoal.runtime.step.modes import ReplicaIndex
+from shoal.runtime.context import ReplicaIndex
 from shoal.runtime.wires import RouteTuner, routed
 from shoal.testing.contracts import make, samples
 from shoal.testing.processes import run_workers

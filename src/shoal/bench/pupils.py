@@ -76,7 +76,7 @@ def train(task: Task, strategy: str, *, rate: float, seed: int) -> Curve:
     judge, _ = build()
     curve: Curve = []
     for step, batch in enumerate(batches(task, seed)):
-        for fish in school.fishes:
+        for fish in school.workers:
             fish.optimizer.param_groups[0]["lr"] = rate * (1 - step / task.steps)
         school.step(batch)
         if (step + 1) % task.every == 0 or step + 1 == task.steps:

@@ -184,7 +184,7 @@ def time_blocks(nbytes: int, blocks: int, times: int) -> tuple[dict[str, list[fl
     import torch
     import torch.distributed as dist
 
-    from shoal.runtime.step.modes import ReplicaIndex
+    from shoal.runtime.context import ReplicaIndex
     from shoal.runtime.wires import RouteTuner, routed
     from shoal.testing.contracts import make
 

@@ -126,7 +126,7 @@ class StandIn(Run):
         """Nothing was opened."""
 
     def _last(self) -> Any:
-        yielded = [feed.loader.last for feed in self.feeds if feed.loader.last is not None]
+        yielded = [each.loader.last for each in self.loaders if each.loader.last is not None]
         return yielded[-1] if yielded else None
 
     def _stop(self, batch: Any) -> Stop:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch.distributed as dist
 
 from shoal.runtime.settings import Settings
-from shoal.runtime.step.modes import ReplicaIndex
+from shoal.runtime.world import env
 from shoal.runtime.world.join import World
 from shoal.samples.order import DataShard
 from shoal.strategy import Strategy
@@ -19,16 +20,23 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+class ReplicaIndex(NamedTuple):
+    """Which worker this is, of how many. A worker is one replica, on one rank or several."""
+
+    worker: int
+    workers: int
+
+
 @dataclass(frozen=True)
 class RunContext:
-    """The workers of a run, as one of them sees them.
+    """The run as this rank sees it.
 
     Args:
         world: all ranks.
-        strategy: what they do.
-        settings: how.
-        recorder: my spans.
-        mesh: the ranks' places, where a replica is cut; else None.
+        strategy: the techniques in use.
+        settings: the options of ``shoal.distribute``.
+        recorder: collects the timeline of this rank.
+        mesh: the positions of the ranks where a replica is spread over several; else None.
     """
 
     world: World
@@ -39,7 +47,7 @@ class RunContext:
 
     @cached_property
     def replica_index(self) -> ReplicaIndex:
-        """Which worker (replica) this is, of how many."""
+        """The number of this worker, and the number of workers."""
         if self.mesh is None:
             return ReplicaIndex(self.world.rank, self.world.size)
         axis = self.mesh["dp_replicate"]
@@ -47,7 +55,7 @@ class RunContext:
 
     @cached_property
     def data_shard(self) -> DataShard:
-        """Which part of the data is mine."""
+        """The part of the data that this rank reads."""
         if self.mesh is None:
             return DataShard(self.world.rank, self.world.size)
         from shoal.runtime.parallel import data_index
@@ -55,6 +63,22 @@ class RunContext:
         return DataShard(*data_index(self.mesh), stands_in=True)
 
     @cached_property
+    def copies(self) -> int:
+        """Ranks that read the same samples: the tensor and pipeline ranks of one replica."""
+        return self.world.size // self.data_shard.count
+
+    def write_timeline(self, model: str) -> None:
+        """Write this rank's timeline to where the launcher collects it.
+
+        Args:
+            model: names the model in the timeline.
+        """
+        directory = os.environ.get(env.DIRECTORY)
+        if directory:
+            facts = {"strategy": repr(self.strategy), "workers": self.world.size, "model": model}
+            self.recorder.write(directory, facts)
+
+    @cached_property
     def group(self) -> dist.ProcessGroup | None:
-        """Who agrees: the same part of all replicas; None is everybody."""
+        """The ranks that hold the same part of every replica; None is the default group."""
         return None if self.mesh is None else self.mesh["dp_replicate"].get_group()

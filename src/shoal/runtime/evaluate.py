@@ -1,30 +1,28 @@
-"""Evaluate the agreed model on data shared by all workers, exact to the sample."""
+"""Evaluate the agreed model; the workers share the data, and each sample counts once."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from shoal.errors import UsageError
-from shoal.runtime.loss import LossOutput, compute_loss
+from shoal.runtime.loss import Loss, LossOutput, compute_loss
+from shoal.runtime.step.replica import Replica
 from shoal.samples.batch import move
 from shoal.samples.loader import make
 from shoal.samples.options import whole
-
-if TYPE_CHECKING:
-    from shoal.runtime.run import Run
 
 Metric = Callable[[Any, Any], Tensor | float]
 
 
 def accuracy(output: Any, target: Any) -> Tensor:
-    """Share of the samples whose largest score is the target's."""
+    """Return the fraction of samples whose largest score is the target's."""
     if isinstance(target, Mapping):
         target = target["labels"]
     if isinstance(output, Mapping) or hasattr(output, "logits"):
@@ -35,40 +33,52 @@ def accuracy(output: Any, target: Any) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    run: Run, dataset: Any, batch_size: int, metrics: Mapping[str, Metric]
+    replica: Replica,
+    dataset: Any,
+    batch_size: int,
+    *,
+    loss: Loss | None,
+    metrics: Mapping[str, Metric],
 ) -> dict[str, float]:
-    """Mean loss and metrics over a dataset, each sample counted once."""
+    """Return the mean loss and metrics over a dataset, each sample counted once.
+
+    Args:
+        replica: its agreed model is evaluated.
+        dataset: map-style.
+        batch_size: of all workers together.
+        loss: ``(output, target) -> scalar``; None takes the model's own.
+        metrics: by name, ``(output, target) -> mean over the batch``.
+    """
     _check_metrics(metrics)
-    size = max(whole("batch_size", batch_size, least=1), run.context.data_shard.count)
+    context = replica.context
+    size = max(whole("batch_size", batch_size, least=1), context.data_shard.count)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch may well be all
-        loader = make(dataset, size, share=run.context.data_shard, shuffle=False)
-    replica = next(iter(run.replicas.values()))
+        warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch may hold all
+        loader = make(dataset, size, share=context.data_shard, shuffle=False)
     names = ["loss", *metrics]
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
     with replica.agreed(), _evaluating(replica.model):
         for batch in loader:
-            if loader.mine == 0 and not run.context.strategy.partition.cuts:
+            if loader.mine == 0 and not context.strategy.partition.cuts:
                 continue
-            judged = compute_loss(replica.source.call, move(batch, run.device), run.loss)
-            found = [float(judged.loss), *(_measure(n, m, judged) for n, m in metrics.items())]
+            result = compute_loss(replica.source.call, move(batch, context.world.device), loss)
+            values = [float(result.loss), *(_measure(n, m, result) for n, m in metrics.items())]
             if loader.mine:
-                values = torch.tensor([*found, 1.0], dtype=torch.float64)
-                sums += values * loader.mine
-    if run.size > 1:
+                sums += torch.tensor([*values, 1.0], dtype=torch.float64) * loader.mine
+    if context.world.size > 1:
         dist.all_reduce(sums)
     return {name: float(value / sums[-1]) for name, value in zip(names, sums[:-1], strict=True)}
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, no dropout and no new statistics; whatever happens, each module is as it was."""
-    trained = [module for module in model.modules() if module.training]
+    """Inside, the model is in evaluation mode; afterwards each module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        for module in trained:
+        for module in training:
             module.training = True
 
 
@@ -76,11 +86,11 @@ def _check_metrics(metrics: Any) -> None:
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
         raise UsageError(f"metrics={metrics!r}: functions by name, as {{'accuracy': accuracy}}")
     if "loss" in metrics:
-        raise UsageError("the metric 'loss' is always there: give yours another name")
+        raise UsageError("the metric 'loss' is built in: give yours another name")
 
 
-def _measure(name: str, metric: Metric, judged: LossOutput) -> float:
-    value = metric(judged.output, judged.target)
+def _measure(name: str, metric: Metric, result: LossOutput) -> float:
+    value = metric(result.output, result.target)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise UsageError(
             f"the metric {name!r} has shape {tuple(value.shape)}, not one number: return its mean "

@@ -1,4 +1,4 @@
-"""The loop in the user's hands: ``run.step`` and the pieces it is made of."""
+"""The user's training loop: ``run.step``, and the parts it consists of."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from shoal.errors import UnknownName, UsageError
 from shoal.runtime.context import RunContext
 from shoal.runtime.evaluate import Metric, evaluate
 from shoal.runtime.loss import Loss, compute_loss, differentiable, differentiate
-from shoal.runtime.resume import restore as restoring
-from shoal.runtime.resume import save as saving
-from shoal.runtime.step import batches as shares
-from shoal.runtime.step.batches import How, RunLoader
+from shoal.runtime.resume.checkpointer import Checkpointer
+from shoal.runtime.step.batches import Batches, How, RunLoader, RunPosition
 from shoal.runtime.step.replica import Replica
 from shoal.runtime.step.stats import Step, StepStats
 from shoal.runtime.step.update import Updater
@@ -44,24 +42,26 @@ class Run:
     ) -> None:
         self.replicas = dict(replicas)
         self.context, self.loss = context, loss
-        self.steps = 0
-        self.feeds: list[RunLoader] = []
-        self.side: Any = None  # a process group beside the gradients', see shares
-        self.saved = saving.Saved()
-        s, together = context.strategy, rules.sends_gradients(context.strategy)
-        self.tally = StepStats(weighted=weighted(s), together=together, shards=s.partition.shard)
-        self.updater = Updater(context, self.tally)
+        self.position = RunPosition()
+        self.batches = Batches(context, self.position)
+        self.checkpointer = Checkpointer(context, self.replicas, self.position, drain=self.drain)
+        s = context.strategy
+        self.stats = StepStats(
+            weighted=weighted(s), together=rules.sends_gradients(s), shards=s.partition.shard
+        )
+        self.updater = Updater(context, self.stats)
         self._closed = False
-        self._staged = any(replica.pipeline is not None for replica in self.replicas.values())
+        pipelines = [replica.source.pipeline for replica in self.replicas.values()]
+        self._staged = any(pipeline is not None for pipeline in pipelines)
 
     @property
     def rank(self) -> int:
-        """My number."""
+        """The number of this rank."""
         return self.context.world.rank
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.context.world.size
 
     @property
@@ -71,8 +71,18 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """Where my tensors live."""
+        """The device of this rank."""
         return self.context.world.device
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken."""
+        return self.position.steps
+
+    @property
+    def loaders(self) -> list[RunLoader]:
+        """The loaders of this run, in the order of their creation."""
+        return self.position.loaders
 
     @property
     def model(self) -> nn.Module:
@@ -80,76 +90,82 @@ class Run:
         return self._replica(None, "model").model
 
     def loader(self, dataset: Any, batch_size: int, **options: Any) -> RunLoader:
-        """My part of the data: one global order for a seed, whatever the number of workers.
+        """Return this rank's part of a dataset, in one global order for a seed.
 
         Args:
             dataset: map-style or iterable.
             batch_size: of all workers together.
             options: epochs, seed, shuffle, drop_last, collate, processes, prefetch, pin_memory,
-                augments (see :class:`shoal.samples.Options`).
+                augments (see :class:`shoal.samples.LoaderOptions`).
         """
-        feed = RunLoader.made(dataset, batch_size, context=self.context, options=options)
-        self.feeds.append(feed)
-        saving.place_feed(self, feed)
-        return feed
+        loader = RunLoader.over(dataset, batch_size, context=self.context, options=options)
+        self.checkpointer.add_loader(loader)
+        return loader
 
     def step(self, batch: Any) -> Step:
-        """Forward, backward, exchange, update."""
+        """Run forward, backward, exchange and update."""
         self._refuse_if_closed()
         replica = self._replica(None, "step")
         if self._staged:
-            self._pipe(replica, batch)
+            self._run_pipeline(replica, batch)
         else:
             for micro in self.micro(batch):
                 self.backward(self.forward(micro))
         return self.update()
 
-    def _pipe(self, replica: Replica, batch: Any) -> None:
-        saving.wake(self)
-        mine, total = shares.counts(self, batch)
-        self.tally.open(mine, total)
-        replica.begin(self.steps)
-        start = time.perf_counter()
-        told = self.context.settings.accumulate
-        parts = told if told > 1 else 2 * replica.pipeline.count  # keep the stages busy
-        cut = shares.pieces(self, batch, mine, parts)
-        scales = [self.tally.scale(n, self.context.data_shard.count) for _, n in cut]
-        moved = [move(piece, self.device) for piece, _ in cut]
-        loss = replica.source.flow_through(moved, self.loss, scales)
-        share = self.context.data_shard.count * mine / total() if self.tally.together else 1.0
-        self.tally.losses.append((loss / share if mine else loss, mine))
-        self._span("pipeline", start)
-
-    def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
-        """Cut my batch into micro-batches; the last one's backward sends gradients as they come.
-
-        Args:
-            batch: from ``run.loader``, or my part of a global batch.
-            parts: how many; by default as many as ``accumulate`` says.
-        """
-        self._own_loop("micro")
-        saving.wake(self)
-        mine, total = shares.counts(self, batch)
-        self.tally.open(mine, total)
+    def _open(self, batch: Any) -> int:
+        """Start a step over a batch; return its number of samples on this rank."""
+        if self.checkpointer.random_state is not None:
+            self.checkpointer.restore_random_state()
+        samples, total = self.batches.counts(batch)
+        self.stats.open(samples, total)
         for replica in self.replicas.values():
             replica.begin(self.steps)
-        pieces = shares.pieces(self, batch, mine, parts or self.context.settings.accumulate)
-        for index, (piece, samples) in enumerate(pieces):
-            self.tally.micro = samples
-            self.tally.last = index == len(pieces) - 1 and len(self.replicas) == 1
-            self.tally.passing = True
+        return samples
+
+    def _run_pipeline(self, replica: Replica, batch: Any) -> None:
+        samples = self._open(batch)
+        stats, workers = self.stats, self.context.data_shard.count
+        start = time.perf_counter()
+        accumulate = self.context.settings.accumulate
+        parts = accumulate if accumulate > 1 else 2 * replica.source.pipeline.count  # type: ignore[union-attr]
+        pieces = self.batches.split(batch, samples, stats.total, parts)
+        scales = [stats.scale(n, workers) for _, n in pieces]
+        moved = [move(piece, self.device) for piece, _ in pieces]
+        loss = replica.source.run_pipeline(moved, self.loss, scales)
+        share = workers * samples / stats.total() if stats.together else 1.0
+        stats.losses.append((loss / share if samples else loss, samples))
+        self._record("pipeline", start)
+
+    def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
+        """Cut this rank's batch into micro-batches.
+
+        Gradients are exchanged during the backward of the last one.
+
+        Args:
+            batch: from ``run.loader``, or this rank's part of a global batch.
+            parts: the number of micro-batches; by default ``accumulate``.
+        """
+        self._refuse_own_loop("micro")
+        samples, stats = self._open(batch), self.stats
+        parts = parts or self.context.settings.accumulate
+        pieces = self.batches.split(batch, samples, stats.total, parts)
+        for index, (piece, piece_samples) in enumerate(pieces):
+            stats.micro_samples = piece_samples
+            stats.last_micro = index == len(pieces) - 1 and len(self.replicas) == 1
+            stats.in_micro = True
             try:
                 yield move(piece, self.device)
             finally:
-                self.tally.passing = False
-        self.tally.last = False
+                stats.in_micro = False
+        stats.last_micro = False
 
     def forward(self, micro: Any) -> Tensor:
-        """The loss of a micro-batch: the model's output against its target."""
-        self._own_loop("forward")
+        """Return the loss of a micro-batch: the model's output against its target."""
+        self._refuse_own_loop("forward")
         start = time.perf_counter()
         loss = compute_loss(self._replica(None, "forward").model, micro, self.loss).loss
-        self._span("forward", start)
+        self._record("forward", start)
         return loss
 
     def backward(self, loss: Tensor, samples: int | None = None) -> None:
@@ -157,28 +173,27 @@ class Run:
 
         Args:
             loss: a mean over ``samples``.
-            samples: how many; by default those of the micro-batch at hand.
+            samples: their number; by default that of the current micro-batch.
         """
-        self._own_loop("backward")
-        loss, tally = differentiable(loss), self.tally
+        self._refuse_own_loop("backward")
+        loss, stats = differentiable(loss), self.stats
         if samples is None:
-            samples = tally.micro if tally.known else 1
-        scale = tally.scale(samples, self.context.data_shard.count)
-        if tally.last:
+            samples = stats.micro_samples if stats.counted else 1
+        scale = stats.scale(samples, self.context.data_shard.count)
+        if stats.last_micro:
             for replica in self.replicas.values():
-                if replica.engine is not None:
-                    replica.arm(partial(tally.word, (loss.detach(), samples)))
-            self.updater.look_back()
+                replica.mode.arm(partial(stats.report, (loss.detach(), samples)))
+            self.updater.check_deferred()
         start = time.perf_counter()
-        with self._explained("gradients"):
+        with self._error_context("gradients"):
             differentiate(loss, scale)
-        tally.note(loss.detach(), samples)
-        self._span("backward", start)
+        stats.add(loss.detach(), samples)
+        self._record("backward", start)
 
     def update(
         self, name: str | None = None, *, closure: Callable[[], Tensor] | None = None
     ) -> Step:
-        """Agree, clip, update, and forget the gradients.
+        """Average the gradients, clip, update, and drop the gradients.
 
         Args:
             name: which model, where there are several.
@@ -186,23 +201,27 @@ class Run:
         """
         self._refuse_if_closed()
         replica = self._replica(name, "update")
-        with self._explained("update"):
+        with self._error_context("update"):
             if closure is not None:
                 step = self.updater.closure(replica, closure, self.steps)
             else:
                 step = self.updater.update(replica, self.steps)
-        self.steps += 1
-        for feed in self.feeds:
-            feed.number = self.steps
-        saving.save_if_due(self)
-        if (logger := self.context.settings.logger) is not None and self.is_main:
-            logger.log({"loss": step.loss, "samples": step.samples}, step.number)
+        self.position.steps += 1
+        for loader in self.loaders:
+            loader.step = self.steps
+        settings = self.context.settings
+        if settings.checkpoint is not None:
+            self.checkpointer.save_if_due()
+        if settings.logger is not None and self.is_main:
+            settings.logger.log({"loss": step.loss, "samples": step.samples}, step.number)
         return step
 
     def evaluate(
         self, dataset: Any, batch_size: int = 256, *, metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, float]:
-        """Mean loss, and other metrics, of the agreed model over a dataset, shared by all workers.
+        """Return the mean loss, and other metrics, of the agreed model over a dataset.
+
+        The workers share the work, and each sample counts once.
 
         Args:
             dataset: map-style.
@@ -210,8 +229,9 @@ class Run:
             metrics: by name, ``(output, target) -> mean over the batch``; ``accuracy`` is built in:
                 pass ``{"accuracy": shoal.accuracy}``.
         """
-        with self._explained("evaluate"):
-            return evaluate(self, dataset, batch_size, metrics or {})
+        replica = next(iter(self.replicas.values()))
+        with self._error_context("evaluate"):
+            return evaluate(replica, dataset, batch_size, loss=self.loss, metrics=metrics or {})
 
     def save(self, path: str | PathLike[str] | None = None) -> Path:
         """Write a checkpoint into a directory; ``kill -9`` at any moment leaves the last good one.
@@ -219,11 +239,11 @@ class Run:
         Args:
             path: the directory; by default the run's own (``checkpoint=``).
         """
-        with self._explained("save"):
-            return saving.save(self, path)
+        with self._error_context("save"):
+            return self.checkpointer.save(path)
 
     def restore(self, path: str | PathLike[str] | None = None) -> bool:
-        """Take up where the newest good checkpoint of a directory left off.
+        """Continue from the newest good checkpoint of a directory.
 
         Args:
             path: the directory, or one checkpoint in it; by default the run's own.
@@ -231,35 +251,38 @@ class Run:
         Returns:
             Whether there was one. A path given that holds none is an error.
         """
-        with self._explained("restore"):
-            return restoring.restore_now(self, path)
+        with self._error_context("restore"):
+            restored = self.checkpointer.restore(path)
+            self.checkpointer.restore_random_state(keep=True)  # at once: it was asked for here
+            return restored
 
     def agree(self, value: float | bool, how: How = "mean") -> float:
-        """One number that all workers share: for early stopping and the like.
+        """Return one number that all workers share: for early stopping and the like.
 
         Args:
-            value: mine.
+            value: this worker's number.
             how: mean, sum, max or min of all workers'.
         """
-        return shares.agree(self, value, how)
+        return self.batches.reduce(value, how)
 
     def drain(self) -> None:
         """Finish pending updates, so that the model may be read."""
         for replica in self.replicas.values():
-            replica.drain()
-        self.updater.look_back()
+            replica.mode.drain()
+        self.updater.check_deferred()
 
     def close(self) -> None:
-        """Drain, save the end where a directory was given, write the timeline, let peers finish."""
+        """Finish pending updates, save where a directory was given, write the timeline, leave."""
         if self._closed:
             return
         self._closed = True
-        with self._explained("close"):
+        with self._error_context("close"):
             self.drain()
-            saving.save_last(self)
+            self.checkpointer.save_last()
             for replica in self.replicas.values():
                 replica.leave()
-        saving.write_timeline(self)
+        names = ", ".join(type(replica.model).__name__ for replica in self.replicas.values())
+        self.context.write_timeline(names)
 
     def __enter__(self) -> Run:
         return self
@@ -272,9 +295,9 @@ class Run:
         if name is None and len(self.replicas) == 1:
             return next(iter(self.replicas.values()))
         if name is None:
-            first, *_ = known = list(self.replicas)
+            first, *_ = names = list(self.replicas)
             own = "" if call == "update" else "call it yourself, run.backward(loss), then update, "
-            which = f"run.{call}: which model of {', '.join(known)}?"
+            which = f"run.{call}: which model of {', '.join(names)}?"
             raise UsageError(f"{which} {own}as in run.update({first!r})")
         if name not in self.replicas:
             raise UnknownName("model", name, self.replicas)
@@ -287,18 +310,17 @@ class Run:
                 "call run.close() after the last step (evaluate and save may follow it)"
             )
 
-    def _own_loop(self, piece: str) -> None:
+    def _refuse_own_loop(self, call: str) -> None:
         self._refuse_if_closed()
         if self._staged:
             raise UsageError(
-                f"run.{piece} x {self.context.strategy.partition}: because a pipeline interleaves "
+                f"run.{call} x {self.context.strategy.partition}: because a pipeline interleaves "
                 "the forwards and backwards of all its stages itself; instead: run.step(batch)"
             )
 
-    def _span(self, name: str, start: float) -> None:
-        self.context.recorder.add(
-            "compute", name, start, time.perf_counter() - start, 0, self.steps
-        )
+    def _record(self, name: str, start: float) -> None:
+        seconds = time.perf_counter() - start
+        self.context.recorder.add("compute", name, start, seconds, 0, self.steps)
 
-    def _explained(self, exchange: str) -> ErrorContext:
+    def _error_context(self, exchange: str) -> ErrorContext:
         return ErrorContext(self.context.world, self.steps, exchange)

@@ -98,28 +98,27 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer's step requires a closure, as LBFGS does."""
+    return _requires_closure(type(optimizer))  # type: ignore[arg-type]  # a class is hashable
+
+
 @lru_cache(maxsize=8)
-def _asks(kind: type) -> bool:
+def _requires_closure(kind: type) -> bool:
     closure = inspect.signature(kind.step).parameters.get("closure")  # type: ignore[attr-defined]
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def asks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step cannot do without one."""
-    return _asks(type(optimizer))  # type: ignore[arg-type]  # a class is hashable
+def closure_missing(optimizer: torch.optim.Optimizer) -> UsageError:
+    """Return the error of an update without the closure that the optimizer requires."""
+    return UsageError(
+        f"{type(optimizer).__name__} computes the loss itself, several times a step: call "
+        "run.update(closure=...), with a function that runs run.forward and run.backward, "
+        "instead of run.step"
+    )
 
 
-def refuse_without(optimizer: torch.optim.Optimizer) -> None:
-    """An update without a closure, of an optimizer that asks for one."""
-    if asks(optimizer):
-        raise UsageError(
-            f"{type(optimizer).__name__} computes the loss itself, several times a step: call "
-            "run.update(closure=...), with a function that runs run.forward and run.backward, in "
-            "place of run.step"
-        )
-
-
-def refuse(strategy: Strategy, settings: Settings, *, ranks: int) -> None:
-    """Check that a closure may be given now: any optimizer takes one, not only those that ask."""
+def refuse_closure(strategy: Strategy, settings: Settings, *, ranks: int) -> None:
+    """Raise if a closure cannot be combined with the strategy and the settings."""
     clips, skips = settings.clip is not None, settings.nonfinite == "skip"
     strategy.bind(Facts(ranks, clips=clips, skips=skips, closure=True))

@@ -33,9 +33,8 @@ from shoal.wire.route import Halves, legs, run_legs
 from shoal.wire.wire import Wire
 
 if TYPE_CHECKING:
-    from shoal.runtime.context import RunContext
+    from shoal.runtime.context import ReplicaIndex, RunContext
     from shoal.runtime.step.model import ReplicatedModel, ShardedModel
-    from shoal.runtime.step.modes import ReplicaIndex
 
 _log = logging.getLogger(__name__)
 _tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()

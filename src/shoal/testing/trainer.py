@@ -1,8 +1,8 @@
 """Train a model on n workers in one process, in lockstep: what every legal strategy must do.
 
 >>> from shoal.strategy import parse
->>> school = LockstepTrainer(parse("all_reduce, bsp"), workers=2, build=tiny)
->>> round(school.train(digits(8), steps=3), 3) < round(school.first, 3)
+>>> trainer = LockstepTrainer(parse("all_reduce, bsp"), workers=2, build=tiny)
+>>> round(trainer.train(digits(8), steps=3), 3) < round(trainer.first, 3)
 True
 """
 
@@ -17,25 +17,41 @@ import torch
 from torch import Tensor, nn
 
 from shoal.flow import Ask, Pair, Push, drive
+from shoal.runtime.context import RunContext
 from shoal.runtime.remote.model_store import Clocks, ServerModel
-from shoal.runtime.step.exchange import Exchange
-from shoal.runtime.step.modes import Mode, ReplicaIndex, choose
+from shoal.runtime.settings import Settings
+from shoal.runtime.step.model import ReplicatedModel
+from shoal.runtime.step.modes import Mode, ModeSetup, choose
+from shoal.runtime.tuning.measure import TracedWire
+from shoal.runtime.world.join import World
 from shoal.strategy import Strategy
 from shoal.testing.lockstep import lockstep
+from shoal.timeline.record import NullRecorder
+from shoal.wire.null import NullWire
 
 Batch = tuple[Tensor, Tensor]
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 class LockstepWorker(NamedTuple):
-    """One worker: its replica and its mode."""
+    """One worker: its model, its optimizer and its mode."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     mode: Mode
 
+    @classmethod
+    def build(
+        cls, model: nn.Module, optimizer: torch.optim.Optimizer, context: RunContext
+    ) -> LockstepWorker:
+        """Return a worker with the mode of the context's strategy."""
+        wire = TracedWire(NullWire(), context.recorder)
+        setup = ModeSetup(ReplicatedModel(model), optimizer, wire, context, timed=False)
+        mode = choose(context.strategy, overlaps=False)(setup)
+        return cls(model, optimizer, mode)
+
     def backward(self, batch: Batch, scale: float) -> float:
-        """Leave scaled gradients in the model; return the plain loss."""
+        """Leave scaled gradients in the model; return the unscaled loss."""
         self.optimizer.zero_grad(set_to_none=True)
         if len(batch[0]) == 0:
             return 0.0
@@ -43,55 +59,44 @@ class LockstepWorker(NamedTuple):
         (loss * scale).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()) * len(batch[0])
 
-    def collect(self, agreement: Exchange) -> None:
-        """Put the gradients where the agreement reads them."""
-        for name, p in self.model.named_parameters():
-            if name in agreement.flats.places:
-                view = agreement.flats.places[name].view
-                view.copy_(p.grad) if p.grad is not None else view.zero_()
 
-    def deliver(self, agreement: Exchange) -> None:
-        """Put the agreed gradients back into the model."""
-        for name, p in self.model.named_parameters():
-            if name in agreement.flats.places:
-                p.grad = agreement.flats.places[name].view.clone()
+def lockstep_context(strategy: Strategy, worker: int, workers: int) -> RunContext:
+    """Return the context of one worker of a lockstep run, which has no process group."""
+    world = World(worker, workers, 0, 1, torch.device("cpu"), "none", None)
+    return RunContext(world, strategy, Settings(), NullRecorder(worker))
 
 
 class LockstepTrainer:
     """Workers that train one model in lockstep.
 
     Args:
-        strategy: what they do.
-        workers: how many.
+        strategy: the techniques in use.
+        workers: the number of workers.
         build: makes the model and optimizer; all start from the first one's weights.
     """
 
     def __init__(self, strategy: Strategy, *, workers: int, build: Build) -> None:
         self.strategy = strategy
-        model, _ = build()
-        self.fishes = [self._fish(model, build, ReplicaIndex(i, workers)) for i in range(workers)]
+        source, _ = build()
+        self.workers = []
+        for worker in range(workers):
+            model, optimizer = build()
+            model.load_state_dict(copy.deepcopy(source.state_dict()))
+            context = lockstep_context(strategy, worker, workers)
+            self.workers.append(LockstepWorker.build(model, optimizer, context))
         self.first = float("nan")
-
-    def _fish(self, source: nn.Module, build: Build, index: ReplicaIndex) -> LockstepWorker:
-        model, optimizer = build()
-        model.load_state_dict(copy.deepcopy(source.state_dict()))
-        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        box: list[LockstepWorker] = []
-        mode = choose(self.strategy, parameters, index, lambda a: box[0].collect(a))
-        box.append(LockstepWorker(model, optimizer, mode))
-        return box[0]
 
     def scatter(self) -> None:
         """Let every worker start from another model."""
-        chance = torch.Generator().manual_seed(3)
+        generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
-            for fish in self.fishes:
-                for p in fish.model.parameters():
-                    p.add_(torch.randn(p.shape, generator=chance, dtype=p.dtype))
+            for worker in self.workers:
+                for p in worker.model.parameters():
+                    p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
 
     def models(self) -> Tensor:
         """All workers' parameters: (workers, numbers)."""
-        flat = [nn.utils.parameters_to_vector(f.model.parameters()) for f in self.fishes]
+        flat = [nn.utils.parameters_to_vector(w.model.parameters()) for w in self.workers]
         return torch.stack(flat).detach()
 
     def train(self, batches: Sequence[Batch], *, steps: int) -> float:
@@ -104,45 +109,34 @@ class LockstepTrainer:
         return losses[-1]
 
     def step(self, batch: Batch) -> float:
-        """One step of all workers on one global batch, cut fairly; returns the global mean loss."""
-        n, total = len(self.fishes), len(batch[0])
+        """Take one step of all workers on a global batch; return the mean loss over it."""
+        n, total = len(self.workers), len(batch[0])
         shares = list(zip(*(t.tensor_split(n) for t in batch), strict=True))
         mixing = self.strategy.coordination.mixing(n, 0)
-        for opened in zip(*(fish.mode.opening() for fish in self.fishes), strict=True):
+        for opened in zip(*(worker.mode.opening() for worker in self.workers), strict=True):
             lockstep(opened, mixing)
         loss = 0.0
-        for fish, (x, y) in zip(self.fishes, shares, strict=True):
-            loss += fish.backward((x, y), scale=n * len(x) / total)
-        self._agree_on_gradients()
-        lockstep([f.mode.closing(f.optimizer.step) for f in self.fishes], mixing)
+        for worker, (x, y) in zip(self.workers, shares, strict=True):
+            loss += worker.backward((x, y), scale=n * len(x) / total)
+        lockstep([worker.mode.averaging() for worker in self.workers], once=True)
+        lockstep([w.mode.closing(w.optimizer.step) for w in self.workers], mixing)
         return loss / total
-
-    def _agree_on_gradients(self) -> None:
-        agreements = [(f, f.mode.gradients) for f in self.fishes if f.mode.gradients is not None]
-        if not agreements:
-            return
-        for fish, agreement in agreements:
-            fish.collect(agreement)
-        for index in range(len(agreements[0][1].tasks)):
-            lockstep([agreement.flow(index) for _, agreement in agreements], once=True)
-        for fish, agreement in agreements:
-            fish.deliver(agreement)
 
     def _race(self, batches: Sequence[Batch], steps: int) -> list[float]:
         """Workers end their steps in a random order that the synchrony allows."""
-        n = len(self.fishes)
+        n = len(self.workers)
         clocks = Clocks(range(n), self.strategy.synchrony.staleness)
         server = self._server(n)
         left = dict.fromkeys(range(n), steps)
-        chance = random.Random(0)
+        generator = random.Random(0)
         losses = []
         while ready := [i for i in left if clocks.may_go(i)]:
-            i = chance.choice(ready)
+            i = generator.choice(ready)
             batch = batches[(steps - left[i]) % len(batches)]
             x, y = (t.tensor_split(n)[i] for t in batch)
-            fish = self.fishes[i]
-            losses.append(fish.backward((x, y), scale=1.0) / len(x))
-            drive(fish.mode.closing(fish.optimizer.step), lambda ask: self._answer(ask, server))
+            worker = self.workers[i]
+            losses.append(worker.backward((x, y), scale=1.0) / len(x))
+            drive(worker.mode.closing(worker.optimizer.step), lambda ask: self._answer(ask, server))
             clocks.tick(i)
             left[i] -= 1
             if not left[i]:
@@ -152,7 +146,7 @@ class LockstepTrainer:
 
     def _server(self, workers: int) -> ServerModel:
         add = self.strategy.compression.add
-        model, optimizer = copy.deepcopy((self.fishes[0].model, self.fishes[0].optimizer))
+        model, optimizer = copy.deepcopy((self.workers[0].model, self.workers[0].optimizer))
         names = dict(model.named_parameters())
         if add is None:
             raise AssertionError(f"{self.strategy.compression} cannot be decoded by a server")
@@ -171,14 +165,14 @@ class LockstepTrainer:
     @torch.no_grad()
     def _meet(self, peer: int, parts: Sequence[Tensor]) -> list[Tensor]:
         means = []
-        for p, part in zip(self.fishes[peer].model.parameters(), parts, strict=True):
+        for p, part in zip(self.workers[peer].model.parameters(), parts, strict=True):
             p.copy_((p + part) / 2)
             means.append(p.detach().clone())
         return means
 
     def parameters(self, worker: int = 0) -> dict[str, Tensor]:
         """One worker's parameters."""
-        named = self.fishes[worker].model.named_parameters()
+        named = self.workers[worker].model.named_parameters()
         return {name: p.detach().clone() for name, p in named}
 
 

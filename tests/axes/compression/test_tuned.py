@@ -85,7 +85,7 @@ class Crew:
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
             self._fill()
-            for index in range(len(self.crew[0].tasks)):
+            for index in range(len(self.crew[0].buckets)):
                 flows = [a.flow(index) for a in self.crew]
                 asked = zip(flows, self.clocks, strict=True)
                 lockstep([through(flow, self._carry(clock)) for flow, clock in asked])
@@ -93,7 +93,7 @@ class Crew:
 
     def _fill(self) -> None:
         for agreement in self.crew:
-            for name, place in agreement.flats.places.items():
+            for name, place in agreement.flat.views.items():
                 gradient = torch.randn(place.view.shape, generator=self.chance)
                 place.view.copy_(gradient)
                 self.meant[name] += gradient / len(self.crew)
@@ -107,8 +107,8 @@ class Crew:
 
     def _take(self) -> None:
         one, two = self.crew
-        for name, place in one.flats.places.items():
-            assert torch.equal(place.view, two.flats.places[name].view), "workers differ"
+        for name, place in one.flat.views.items():
+            assert torch.equal(place.view, two.flat.views[name].view), "workers differ"
             self.got[name] += place.view
         for agreement in self.crew:
             agreement.end_round()
@@ -217,7 +217,7 @@ def test_resuming_goes_on_as_if_nothing_had_been(stop: int) -> None:
     for worker, agreement in enumerate(broken.crew):
         clock = broken.clocks[worker] = Clock()
         form = tuned(exact(), costly(error_feedback(topk(0.01)), clock), every=EVERY, most=1e9)
-        fresh = Exchange(agreement.flats, agreement.schedule, form)
+        fresh = Exchange(agreement.flat, agreement.schedule, form)
         fresh.load_state_dict(copy.deepcopy(agreement.state_dict()))
         fresh.stopwatch = Stopwatch(clock)
         broken.crew[worker] = fresh

@@ -1,7 +1,7 @@
-"""A model's and an optimizer's state by parameter name, whole or cut.
+"""The state of a model and of an optimizer by parameter name, gathered from all ranks or not.
 
-Names, not numbers, so that a state fits whoever holds the parameter: another rank, a pipeline stage
-that was elsewhere, a server.
+Names instead of numbers, so that a state fits any rank that holds the parameter: another worker, a
+pipeline stage on another rank, a server.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ import torch
 from torch import Tensor
 
 from shoal.errors import CheckpointMismatch
+from shoal.runtime.context import RunContext
 from shoal.runtime.loss import plain
-from shoal.runtime.step.model import ReplicatedModel, ShardedModel
+from shoal.runtime.step.model import ModelPart, ShardedModel
 
 Named = Mapping[str, Tensor]
 State = dict[str, Any]
 
 
-def model_state(source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
-    """The whole model's state; of a model that is cut, gathered (all its ranks call together)."""
+def model_state(source: ModelPart) -> dict[str, Tensor]:
+    """Return the whole model's state; all ranks of a sharded model must call it together."""
     if isinstance(source, ShardedModel):
         from shoal.runtime.parallel import full_state
 
-        return full_state(source.placed)
+        return full_state(source.parallel)
     return {plain(n): t for n, t in source.model.state_dict().items() if isinstance(t, Tensor)}
 
 
-def model_layout(source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
-    """Names, shapes and dtypes of :func:`model_state`, with no traffic and no memory."""
+def model_layout(source: ModelPart) -> dict[str, Tensor]:
+    """Return the names, shapes and dtypes of :func:`model_state`, without communication."""
     if isinstance(source, ShardedModel):
-        entries = source.placed.entries
+        entries = source.parallel.entries
         return {e.name: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in entries}
     return model_state(source)
 
 
 @torch.no_grad()
-def load_model(source: ReplicatedModel | ShardedModel, state: Named) -> None:
-    """Put a whole model's state in place."""
+def load_model(source: ModelPart, state: Named) -> None:
+    """Load a whole model's state."""
     if isinstance(source, ShardedModel):
         from shoal.runtime.parallel import load_full
 
-        return load_full(source.placed, state)
+        return load_full(source.parallel, state)
     for name, tensor in source.model.state_dict().items():
         if isinstance(tensor, Tensor):
             tensor.copy_(state[plain(name)])
@@ -51,45 +52,45 @@ def load_model(source: ReplicatedModel | ShardedModel, state: Named) -> None:
 
 
 def copied(state: Named) -> dict[str, Tensor]:
-    """A copy that stays when the model moves on; tied tensors stay tied."""
+    """Return a copy of a state; tied tensors stay tied."""
     copies: dict[tuple[Any, ...], Tensor] = {}
-    found = {}
+    copied_state = {}
     for name, tensor in state.items():
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        key = place if tensor.numel() else (name,)
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        key = memory if tensor.numel() else (name,)
         if key not in copies:
             copies[key] = tensor.detach().clone()
-        found[name] = copies[key]
-    return found
+        copied_state[name] = copies[key]
+    return copied_state
 
 
-def parameters_of(source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
-    """Every parameter this rank holds, frozen ones too."""
+def parameters_of(source: ModelPart) -> dict[str, Tensor]:
+    """Return every parameter that this rank holds, frozen ones included."""
     return {plain(name): p for name, p in source.model.named_parameters()}
 
 
 def optimizer_state(
     optimizer: torch.optim.Optimizer, named: Named, *, whole: bool = False
 ) -> State:
-    """State and hyper-parameters, keyed by parameter name.
+    """Return an optimizer's state and hyper-parameters, by parameter name.
 
     Args:
         optimizer: over ``named``, and perhaps others.
         named: parameters by name.
-        whole: gather what is cut (all ranks that hold a part call together).
+        whole: gather what is sharded (all ranks that hold a part must call together).
     """
     names = _names(optimizer, named)
     state = {
-        names[id(p)]: {k: _whole(v) if whole else v for k, v in kept.items()}
-        for p, kept in optimizer.state.items()
+        names[id(p)]: {k: _whole(v) if whole else v for k, v in values.items()}
+        for p, values in optimizer.state.items()
         if id(p) in names
     }
     groups = [
         {**_hyper(group), "params": [names[id(p)] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    held: Mapping[Any, Any] = optimizer.state
-    extra = {k: v for k, v in held.items() if isinstance(k, str)}
+    entries: Mapping[Any, Any] = optimizer.state
+    extra = {k: v for k, v in entries.items() if isinstance(k, str)}
     return {"kind": type(optimizer).__name__, "state": state, "groups": groups, "extra": extra}
 
 
@@ -101,7 +102,7 @@ def _whole(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
     placements = list(value.placements)
-    for axis in range(len(placements)):  # one by one: at once, torch warns that it cannot be
+    for axis in range(len(placements)):  # one axis at a time: all at once, torch warns
         placements[axis] = Replicate()
         value = value.redistribute(placements=placements)
     return value.to_local()
@@ -113,10 +114,10 @@ def _hyper(group: Mapping[str, Any]) -> State:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State) -> None:
-    """Refuse the state of another optimizer, before anything is overwritten.
+    """Check that a state is this optimizer's, before anything is overwritten.
 
     Raises:
-        CheckpointMismatch: another kind, other groups, other parameters; names the first.
+        CheckpointMismatch: the kind, the groups or the parameters differ; names the first.
     """
     kind = type(optimizer).__name__
     if state["kind"] != kind:
@@ -133,7 +134,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State
     groups = zip(optimizer.param_groups, state["groups"], strict=True)
     for index, (group, saved) in enumerate(groups):
         mine = {names[id(p)] for p in group["params"]}
-        theirs = {name for name in saved["params"] if name in named}  # stages hold only theirs
+        theirs = {name for name in saved["params"] if name in named}  # a stage holds only its own
         for name in sorted(mine ^ theirs):
             who = "this optimizer, but not of the checkpoint's"
             other = "the checkpoint's optimizer, but not of this one"
@@ -145,7 +146,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State
 
 @torch.no_grad()
 def load_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State) -> None:
-    """Put state and hyper-parameters back; what there was before is gone."""
+    """Replace an optimizer's state and hyper-parameters."""
     names = _names(optimizer, named)
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, state["groups"], strict=True):
@@ -154,27 +155,27 @@ def load_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State)
                 _set_hyper(group, key, value)
         on_device = bool(group.get("capturable") or group.get("fused"))
         for p in group["params"]:
-            kept = state["state"].get(names[id(p)])
-            if kept is not None:
+            values = state["state"].get(names[id(p)])
+            if values is not None:
                 optimizer.state[p] = {
-                    k: _like(p, v, moves=k != "step" or on_device) for k, v in kept.items()
+                    k: _like(p, v, moves=k != "step" or on_device) for k, v in values.items()
                 }
     for key, value in state["extra"].items():
         optimizer.state[key] = value
 
 
 def _set_hyper(group: dict[str, Any], key: str, value: Any) -> None:
-    """A learning rate that is a tensor stays that tensor: compiled code and schedulers hold it."""
-    held = group.get(key)
-    if isinstance(held, Tensor) and isinstance(value, Tensor):
-        held.copy_(value)
+    """Set a hyper-parameter; a tensor is written in place, as compiled code may refer to it."""
+    current = group.get(key)
+    if isinstance(current, Tensor) and isinstance(value, Tensor):
+        current.copy_(value)
     else:
         group[key] = value
 
 
 def _like(parameter: Tensor, value: Any, *, moves: bool) -> Any:
-    """A saved value as this parameter's state: on its device, cut as it is, and not shared."""
-    if isinstance(value, list | tuple):  # LBFGS keeps its history in lists
+    """Return a copy of a saved value on the parameter's device, sharded as the parameter is."""
+    if isinstance(value, list | tuple):  # LBFGS keeps lists
         return type(value)(_like(parameter, v, moves=moves) for v in value)
     if not isinstance(value, Tensor):
         return value
@@ -197,3 +198,27 @@ def _names(optimizer: torch.optim.Optimizer, named: Named) -> dict[int, str]:
         for place, p in enumerate(group["params"]):
             known.setdefault(id(p), f"group {index} parameter {place}")
     return known
+
+
+def local_buffers(source: ModelPart) -> dict[str, Tensor]:
+    """Return this rank's buffers by name, also those that a ``state_dict`` omits."""
+    buffers = {plain(n): b for n, b in source.model.named_buffers()}
+    if not isinstance(source, ShardedModel):
+        return buffers
+    from shoal.runtime.parallel.parallelize import local
+
+    return {name: local(b) for name, b in buffers.items()}
+
+
+def state_form(context: RunContext) -> list[str]:
+    """Return what the form of a mode's state depends on: compressor, slices, partition (last)."""
+    s = context.strategy
+    degrees = f"shard({s.partition.shard}) tensor({s.partition.tensor}) pipe({s.partition.pipe})"
+    return [repr(s.compression), repr(s.scheduling) if s.scheduling.slices else "", degrees]
+
+
+def rank_in_replica(context: RunContext) -> list[int]:
+    """Return which part of a replica this rank holds: states of the same part can be averaged."""
+    mesh = context.mesh
+    axes = ("pp", "dp_shard", "tp")
+    return [] if mesh is None else [mesh[axis].get_local_rank() for axis in axes]

@@ -1,1 +1,4 @@
-"""step."""
+"""One training step, in the order in which it happens.
+
+batches -> replica -> modes -> engine and comm_queue -> exchange over buffers -> stats -> update.
+"""

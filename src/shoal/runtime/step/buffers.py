@@ -1,12 +1,13 @@
-"""Where the numbers of a message live: one flat buffer a type, and shaped views into it.
+"""Flat buffers: one for each dtype and device, with a shaped view for each tensor.
 
-Tensors lie in the order in which backward meets them (last layer first), so that the tensors of one
-task are one contiguous range: a message needs no copy, neither before nor after.
+Tensors lie in the order in which backward reaches them (last layer first), so that the tensors of
+one bucket are one contiguous range and a message needs no copy, neither before nor after:
 
-Where the memory of messages comes from: shared with the other ranks of the host, if that helps.
+    flat buffer   | layer 3 | layer 2 | layer 1 | tail (step reports) |
+    buckets       |<- bucket 0 ------>|<- bucket 1 ------------------>|
 
-The shoal backend combines tensors that lie in shared memory without copying them. It pays where the
-flat range itself is what travels: numbers as they are, summed by the backend's own all-reduce.
+The memory is shared with the other ranks of the host where that saves copies: the shoal backend
+reduces tensors in shared memory in place.
 """
 
 from __future__ import annotations
@@ -31,37 +32,37 @@ Allocate: TypeAlias = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
 def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of this process alone."""
+    """Allocate memory that only this process can access."""
     return torch.zeros(numel, dtype=dtype, device=device)
 
 
 class ParamView(NamedTuple):
-    """Where one tensor lies: which flat buffer, from which element, and how it looks."""
+    """The place of one tensor: its flat buffer, its first element, and a shaped view."""
 
     kind: Kind
     start: int
-    numel: int  # real numbers: a complex number counts twice
-    view: Tensor  # shaped and strided as the tensor it stands for
+    numel: int  # in real numbers: a complex number counts twice
+    view: Tensor  # with the shape and strides of the tensor
 
 
 class Bucket(NamedTuple):
-    """A task of a schedule, bound to memory."""
+    """A task of a schedule, and the memory that it sends."""
 
     task: Task
     names: tuple[str, ...]
-    keys: tuple[str, ...]  # of axis state: the parameter's name, and the range if it was cut
-    pieces: tuple[Tensor, ...]  # shaped views of real numbers, or flat ones of a slice
+    keys: tuple[str, ...]  # of compressor states: the parameter's name, and the range if it is cut
+    pieces: tuple[Tensor, ...]  # shaped views in real numbers; flat ones of a slice
     whole: Tensor  # the same numbers as one flat range
 
 
 class FlatBuffers:
-    """Flat buffers that hold a copy of named tensors' shapes, in backward order.
+    """Flat buffers with room for named tensors, in backward order.
 
     Args:
-        tensors: what to make room for, in forward order.
-        tail: numbers that travel behind the last tensor, in the last task; for tensors of one
-            type only.
-        allocate: where the memory comes from.
+        tensors: the tensors to make room for, in forward order.
+        tail: numbers that travel behind the last tensor, in the last bucket; only where all
+            tensors have one dtype and device.
+        allocate: allocates the memory.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class FlatBuffers:
         self._tail = tail
 
     @cached_property
-    def buffers(self) -> dict[Kind, Tensor]:
-        """Memory by kind of number, taken when somebody first asks: one worker never does."""
+    def storage(self) -> dict[Kind, Tensor]:
+        """The memory by dtype and device, allocated at first use: one worker never needs it."""
         sizes: dict[Kind, int] = {}
         for kind, numel in map(_extent, self._tensors.values()):
             sizes[kind] = sizes.get(kind, self._tail) + numel
@@ -86,20 +87,20 @@ class FlatBuffers:
         }
 
     @cached_property
-    def places(self) -> dict[str, ParamView]:
-        """Where each tensor lies, by name."""
-        places: dict[str, ParamView] = {}
-        ends = dict.fromkeys(self.buffers, 0)
+    def views(self) -> dict[str, ParamView]:
+        """The place of each tensor, by name."""
+        views: dict[str, ParamView] = {}
+        ends = dict.fromkeys(self.storage, 0)
         for name in reversed(self.names):
             tensor = self._tensors[name]
             kind, numel = _extent(tensor)
             start, ends[kind] = ends[kind], ends[kind] + numel
-            places[name] = ParamView(kind, start, numel, _view(self.buffers[kind], start, tensor))
-        return places
+            views[name] = ParamView(kind, start, numel, _view(self.storage[kind], start, tensor))
+        return views
 
     @property
     def has_tail(self) -> bool:
-        """Whether numbers travel behind the last tensor."""
+        """Whether there are numbers behind the last tensor."""
         return self._tail > 0
 
     @property
@@ -107,38 +108,38 @@ class FlatBuffers:
         """The numbers behind the last tensor."""
         if not self._tail:
             return torch.empty(0)
-        (buffer,) = self.buffers.values()
+        (buffer,) = self.storage.values()
         return buffer[buffer.numel() - self._tail :]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(b.numel() * b.element_size() for b in self.buffers.values())
+        """Bytes of all buffers."""
+        return sum(b.numel() * b.element_size() for b in self.storage.values())
 
     def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bucket, ...]:
-        """Plan the tasks of each type apart, then order them as backward makes them ready.
+        """Plan the buckets of each buffer, and order them as backward completes them.
 
-        The order is the same on every rank: it depends on shapes and costs only.
+        The order is the same on every rank, because it depends on shapes and costs only.
         """
         plans = []
-        for kind in self.buffers:
-            names = [n for n in self.names if self.places[n].kind == kind]
+        for kind in self.storage:
+            names = [n for n in self.names if self.views[n].kind == kind]
             layers = [self._layer(n) for n in names]
             plans.append([self._bind(task, names) for task in schedule.plan(layers, cost)])
         if self._tail:
             (bound,) = plans
-            (buffer,) = self.buffers.values()
+            (buffer,) = self.storage.values()
             start = bound[-1].whole.storage_offset() - buffer.storage_offset()
             bound[-1] = bound[-1]._replace(whole=buffer[start:])
         index = {name: i for i, name in enumerate(self.names)}
-        # Merged by what is ready first; inside a type the plan's own order stands.
+        # Merge by readiness; the buckets of one buffer stay in the order of its plan.
         return tuple(merge(*plans, key=lambda b: -min(index[n] for n in b.names)))
 
     def _layer(self, name: str) -> Layer:
-        place = self.places[name]
-        nbytes = place.numel * self.buffers[place.kind].element_size()
-        # Nobody measured: a second a GB forward, and backward computes two products, not one. Only
-        # the proportions matter, for an order of messages.
+        place = self.views[name]
+        nbytes = place.numel * self.storage[place.kind].element_size()
+        # Nothing was measured: 1 s per GB forward, and backward computes two products instead of
+        # one. Only the proportions matter here, to order the messages.
         return Layer(name, nbytes, nbytes * 1e-9, nbytes * 2e-9)
 
     def _bind(self, task: Task, names: Sequence[str]) -> Bucket:
@@ -147,10 +148,10 @@ class FlatBuffers:
         first, last = min(starts), max(stops)
         if last - first != sum(b - a for _, a, b in cuts):
             raise ValueError(f"task {task} is not one range of its buffer")
-        flat = self.buffers[self.places[cuts[0][0]].kind]
+        flat = self.storage[self.views[cuts[0][0]].kind]
         pieces, keys = [], []
         for name, start, stop in cuts:
-            place = self.places[name]
+            place = self.views[name]
             complete = stop - start == place.numel
             pieces.append(real(place.view) if complete else flat[start:stop])
             keys.append(name if complete else f"{name}[{start - place.start}:{stop - place.start}]")
@@ -158,24 +159,24 @@ class FlatBuffers:
         return Bucket(task, used, tuple(keys), tuple(pieces), flat[first:last])
 
     def _cut(self, name: str, piece: Slice) -> tuple[str, int, int]:
-        place = self.places[name]
-        size = self.buffers[place.kind].element_size()
+        place = self.views[name]
+        size = self.storage[place.kind].element_size()
         return name, place.start + piece.start // size, place.start + piece.stop // size
 
 
 def real(tensor: Tensor) -> Tensor:
-    """The same memory as real numbers: compressors know no others."""
+    """View a complex tensor as real numbers, because compressors handle only these."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _extent(tensor: Tensor) -> tuple[Kind, int]:
-    """Its buffer, and its real numbers; complex ones lie apart, for they must start evenly."""
+    """Return a tensor's buffer and size; complex numbers have their own, for their alignment."""
     numel = 2 * tensor.numel() if tensor.is_complex() else tensor.numel()
     return (tensor.dtype, tensor.device), numel
 
 
 def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
-    """A view shaped as ``like``, with its strides where those are dense."""
+    """Return a view with the shape of ``like``, and its strides where they are dense."""
     if like.is_complex():
         real = buffer[start : start + 2 * like.numel()].view(*like.shape, 2)
         return torch.view_as_complex(real)
@@ -186,7 +187,7 @@ def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether the strides visit every element of one block once."""
+    """Return whether the strides visit every element of one memory block once."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -198,17 +199,20 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def allocator(strategy: Strategy, group: dist.ProcessGroup | None, *, workers: int) -> Allocate:
-    """How to take memory for what a strategy sends.
+    """Return the function that allocates memory for what a strategy sends.
+
+    Shared memory pays where the flat range itself travels: exact numbers, summed by the backend's
+    own all-reduce.
 
     Args:
-        strategy: what is sent, and how.
-        group: who agrees; None is everybody.
-        workers: how many they are; all must take memory in the same order.
+        strategy: the techniques in use.
+        group: the workers; None is the default group.
+        workers: their number; all must allocate in the same order.
     """
     traits = strategy.compression.traits
-    as_it_is = Trait.LOSSLESS in traits and Trait.ELEMENTWISE in traits
+    exact = Trait.LOSSLESS in traits and Trait.ELEMENTWISE in traits
     summed = strategy.coordination.via == "collective" and strategy.collectives.is_native
-    if workers == 1 or not (as_it_is and summed):
+    if workers == 1 or not dist.is_initialized() or not (exact and summed):
         return zeros
 
     def shared(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:

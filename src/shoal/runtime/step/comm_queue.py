@@ -1,7 +1,7 @@
-"""Where asks are issued from: at once in the caller, or from a communication thread.
+"""Issue asks in the order submitted, which is the same on every rank.
 
-Either way they are issued one after the other in the order submitted, which is the same on every
-rank. A thread is for wires that block and for flows that ask again: it waits, backward does not.
+`InlineQueue` issues them at once in the caller's thread. `CommThread` issues them from a thread of
+its own: for wires that block and for flows with several rounds, where backward must not wait.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from shoal.runtime.step.modes import Asks
+from shoal.flow import Asks
 from shoal.wire.wire import Pending, Wire
 
 Job = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class PendingFlow:
-    """A flow between an ask and its answer.
+    """A flow that waits for the answer to its last ask.
 
     Args:
-        flow: to run.
-        wire: who answers.
+        flow: the flow to run.
+        wire: answers its asks.
     """
 
     __slots__ = ("_flow", "_pending", "_wire")
@@ -47,48 +48,79 @@ class PendingFlow:
             self._advance(self._pending.wait())
 
 
-class InlineQueue:
-    """Jobs run at once, in the caller's thread."""
+class CommQueue(Protocol):
+    """Runs jobs in order."""
 
     def submit(self, job: Job) -> int:
-        """Run it."""
+        """Add a job; return its number, for ``join``."""
+
+    def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
+        """Add a job that starts an operation; return a function that waits for its result."""
+
+    def join(self, upto: int | None = None) -> None:
+        """Wait until all jobs ran, or those up to a number; raise the first error."""
+
+    def close(self) -> None:
+        """End the queue."""
+
+
+class InlineQueue:
+    """Runs each job at once, in the caller's thread."""
+
+    def submit(self, job: Job) -> int:
+        """Run the job."""
         job()
         return 0
 
+    def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
+        """Start the operation now."""
+        return start()
+
     def join(self, upto: int | None = None) -> None:
-        """Nothing is left to wait for."""
+        """Return at once: every job has run."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class CommThread:
-    """Jobs run in one communication thread, in order; an error surfaces at the next join."""
+    """Runs jobs in one communication thread; an error is raised by the next ``join``."""
 
     def __init__(self, name: str = "shoal-exchange") -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._idle = threading.Condition()
-        self._given = self._ran = 0
+        self._changed = threading.Condition()
+        self._submitted = self._finished = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> int:
-        """Queue it; its number, to join up to it."""
-        with self._idle:
-            self._given += 1
-            number = self._given
+        """Queue a job; return its number, for ``join``."""
+        with self._changed:
+            self._submitted += 1
+            number = self._submitted
         self._jobs.put(job)
         return number
 
+    def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
+        """Queue the start of an operation; the returned function waits for its result."""
+        started: list[Callable[[], Result]] = []
+        self.submit(lambda: started.append(start()))
+
+        def wait() -> Result:
+            self.join()
+            return started[0]()
+
+        return wait
+
     def join(self, upto: int | None = None) -> None:
-        """Wait until all jobs ran, or those up to a number; raise the first error there was."""
-        with self._idle:
+        """Wait until all jobs ran, or those up to a number; raise the first error."""
+        with self._changed:
             if upto is not None:
-                self._idle.wait_for(lambda: self._ran >= upto or self._error is not None)
+                self._changed.wait_for(lambda: self._finished >= upto or self._error is not None)
                 if self._error is None:
                     return
-            self._idle.wait_for(lambda: self._ran == self._given)
+            self._changed.wait_for(lambda: self._finished == self._submitted)
             error, self._error = self._error, None
         if error is not None:
             raise error
@@ -105,6 +137,6 @@ class CommThread:
                     job()
             except BaseException as error:
                 self._error = error
-            with self._idle:
-                self._ran += 1
-                self._idle.notify_all()
+            with self._changed:
+                self._finished += 1
+                self._changed.notify_all()

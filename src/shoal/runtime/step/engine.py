@@ -1,8 +1,14 @@
-"""Drive a replica's agreement on gradients while backward computes them.
+"""Exchange gradients while backward computes them.
 
-Gradients live in flat buffers and parameters' ``.grad`` are views of them. When the last gradient
-of a task has arrived its flow opens, asks, and is suspended; by the time backward ends most answers
-are there. Tasks are issued in plan order, so that every rank enters collectives in one order.
+Gradients live in flat buffers, and each parameter's ``.grad`` becomes a view of its buffer:
+
+1. a hook runs when a gradient is complete, and copies it into the buffer;
+2. when the last gradient of a bucket is there, the bucket's flow starts: it asks and is suspended;
+3. buckets start in plan order, so that every rank enters its collectives in the same order;
+4. after backward, `settle` waits for the answers, most of which have arrived by then.
+
+``lag`` is the number of buckets between the one that starts and the one whose answer is then waited
+for. Where asks return at once (`InlineQueue`) there is no lag: nothing is waited for until the end.
 """
 
 from __future__ import annotations
@@ -16,61 +22,53 @@ from torch import Tensor
 
 from shoal.axes.compression import Trait
 from shoal.errors import UsageError
-from shoal.runtime.step.comm_queue import CommThread, InlineQueue, PendingFlow
+from shoal.runtime.step.comm_queue import CommQueue, CommThread, InlineQueue, PendingFlow
 from shoal.runtime.step.exchange import Exchange
-from shoal.runtime.step.stats import (
-    EMPTY_REPORT,
-    StepReport,
-    StepReports,
-    read_reports,
-    write_report,
-)
+from shoal.runtime.step.stats import EMPTY_REPORT, OwnReport, ReportCarrier, StepReport
 from shoal.runtime.tuning.measure import StepTimer
 from shoal.wire.wire import Wire
 
-LARGE = 2**16  # bytes: moved at once, while in the cache; smaller ones many at a time, in one call
+LARGE = 2**16  # bytes: copied at once, while in the cache; smaller ones many at a time, in one call
 
 
 class Engine:
-    """Hooks on parameters that put gradients into messages, and messages on the wire.
+    """Hooks on parameters that fill buckets with gradients, and start the buckets' flows.
 
     Args:
-        agreement: the gradients and their tasks.
-        wire: who answers.
-        parameters: by the names that the agreement uses.
-        worker: my number; my word on a step has its own place behind the last gradients.
-        watch: notes when gradients and messages arrive, for schedules that measure.
+        exchange: the gradients and their buckets.
+        wire: answers the asks.
+        parameters: by the names that the exchange uses.
+        reports: carries the step report, with the last bucket if it can.
+        timer: records when gradients and messages arrive, for schedules that measure.
     """
 
     def __init__(
         self,
-        agreement: Exchange,
+        exchange: Exchange,
         wire: Wire,
         *,
         parameters: Mapping[str, Tensor],
-        worker: int,
-        watch: StepTimer | None = None,
+        reports: ReportCarrier | None = None,
+        timer: StepTimer | None = None,
     ) -> None:
-        self.agreement = agreement
+        self.exchange = exchange
         self.wire = wire
         self.parameters = parameters
-        self.live = False
-        self.early = agreement.schedule.early  # whether forwards start early under today's plan
-        self.rides = agreement.flats.has_tail
-        self._worker = worker
-        self._watch = watch
-        self._word: Callable[[], StepReport] = lambda: EMPTY_REPORT
-        self._tail = agreement.flats.tail
-        self._views = {name: agreement.flats.places[name].view for name in parameters}
-        at_once = not (wire.blocks or agreement.schedule.scatters)
-        window = agreement.schedule.window
-        simple = Trait.ONE_SHOT in agreement.compressor.traits and at_once and not window
-        self.line: InlineQueue | CommThread = InlineQueue() if simple else CommThread()
-        # a second half needs the first; others wait while the next is on its way
-        lag = window - 1 if window else 0 if agreement.schedule.scatters else 1
-        self._lag = None if simple else lag
-        if agreement.stopwatch is not None:
-            agreement.stopwatch.overlap()
+        self.reports = reports or OwnReport()
+        self.armed = False
+        self.early = exchange.schedule.early  # whether forwards start early under today's plan
+        self._timer = timer
+        self._report: Callable[[], StepReport] = lambda: EMPTY_REPORT
+        self._views = {name: exchange.flat.views[name].view for name in parameters}
+        schedule = exchange.schedule
+        at_once = not (wire.blocks or schedule.scatters or schedule.window)
+        one_shot = Trait.ONE_SHOT in exchange.compressor.traits and at_once
+        self.queue: CommQueue = InlineQueue() if one_shot else CommThread()
+        # The gather half of a sum needs its scatter half first; other buckets wait one behind.
+        lag = schedule.window - 1 if schedule.window else 0 if schedule.scatters else 1
+        self._lag = None if one_shot else lag
+        if exchange.stopwatch is not None:
+            exchange.stopwatch.overlap()
         self._handles = [
             p.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
             for name, p in parameters.items()
@@ -78,47 +76,48 @@ class Engine:
         self.bind()
 
     def bind(self) -> None:
-        """Learn which tasks wait for which gradients; again when the agreement has other tasks."""
-        tasks = self.agreement.tasks
-        self._tasks_of: dict[str, list[int]] = {name: [] for name in self.parameters}
-        for index, task in enumerate(tasks):
-            for name in task.names:
-                self._tasks_of[name].append(index)
-        self._expected = [len(set(task.names)) for task in tasks]
-        self._over = [0] * len(tasks)  # the job with whose end each is agreed
-        self._reset()
+        """Learn which buckets wait for which gradients; call again when the buckets change."""
+        buckets = self.exchange.buckets
+        self._buckets_of: dict[str, list[int]] = {name: [] for name in self.parameters}
+        for index, bucket in enumerate(buckets):
+            for name in bucket.names:
+                self._buckets_of[name].append(index)
+        self._expected = [len(set(bucket.names)) for bucket in buckets]
+        self._last_job = [0] * len(buckets)  # the job at whose end each bucket is averaged
+        self.reset()
 
-    def _reset(self) -> None:
-        self.live = False
+    def reset(self) -> None:
+        """Make ready for the next step: all buckets of this one are averaged."""
+        self.armed = False
         self._next = 0
-        self._open: list[PendingFlow | None] = [None] * len(self.agreement.tasks)
-        self._agreed: set[int] = set()
+        self._flows: list[PendingFlow | None] = [None] * len(self.exchange.buckets)
+        self._averaged: set[int] = set()
         self._missing = list(self._expected)
-        self._here: set[str] = set()
+        self._arrived: set[str] = set()
         self._filled: set[str] = set()
 
-    def arm(self, word: Callable[[], StepReport]) -> None:
-        """The backward to come is the last of the step: gradients may leave as they arrive.
+    def arm(self, report: Callable[[], StepReport]) -> None:
+        """Let gradients leave as they arrive: the backward to come is the last of the step.
 
         Args:
-            word: gives mine on the step, with its last loss; it leaves with the last gradients.
+            report: returns this rank's step report; it is called before the last bucket leaves.
         """
-        self._word = word
-        self.live = True
-        if self._watch is not None:
-            self._watch.open()
+        self._report = report
+        self.armed = True
+        if self._timer is not None:
+            self._timer.open()
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
-        """What runs when a parameter's gradient is there: little, for it runs in a cold cache."""
+        """Return the hook of one parameter. It does little, because it runs in a cold cache."""
         large = (name,) if self._views[name].nbytes >= LARGE else ()
-        watch = self._watch
+        timer = self._timer
 
-        def arrived(_: Tensor) -> None:
-            if not self.live:
+        def on_gradient(_: Tensor) -> None:
+            if not self.armed:
                 return
-            if watch is not None:
-                watch.arrived(name)
-            if name in self._here:
+            if timer is not None:
+                timer.arrived(name)
+            if name in self._arrived:
                 raise UsageError(
                     f"the gradient of {name} arrived twice in one backward (reentrant "
                     "checkpointing?): use use_reentrant=False, or the schedule fifo"
@@ -129,25 +128,26 @@ class Engine:
             if self._missing[self._next] == 0:
                 self._start_ready()
 
-        return arrived
+        return on_gradient
 
     def _count(self, name: str) -> None:
-        self._here.add(name)
-        for index in self._tasks_of[name]:
+        self._arrived.add(name)
+        for index in self._buckets_of[name]:
             self._missing[index] -= 1
 
     def _start_ready(self) -> None:
+        """Start every bucket that is complete, up to the first that is not."""
         while self._next < len(self._missing) and self._missing[self._next] == 0:
-            self._fill(self.agreement.tasks[self._next].names)
-            if self.rides and self._next == len(self._missing) - 1:
-                write_report(self._word(), self._tail, self._worker)
-            job = self.line.submit(partial(self._start, self._next))
+            self._fill(self.exchange.buckets[self._next].names)
+            if self._next == len(self._missing) - 1:
+                self.reports.attach(self._report)
+            job = self.queue.submit(partial(self._start, self._next))
             if self._lag is not None and self._next >= self._lag:
-                self._over[self._next - self._lag] = job
+                self._last_job[self._next - self._lag] = job
             self._next += 1
 
     def _fill(self, names: tuple[str, ...]) -> None:
-        """Move gradients into their places, many at a time; from then on they are views."""
+        """Copy gradients into the buffer, many at a time; from then on ``.grad`` is the view."""
         views, grads = [], []
         for name in names:
             if name in self._filled:
@@ -160,80 +160,72 @@ class Engine:
             elif grad is not view:
                 views.append(view)
                 grads.append(grad.to_dense() if grad.is_sparse else grad)
-            parameter.grad = view  # also of one that only others use: it gets theirs
+            parameter.grad = view  # also of a parameter that only other workers use
         if len(views) == 1:
             views[0].copy_(grads[0])
         elif views:
             torch._foreach_copy_(views, grads)
 
     def _start(self, index: int) -> None:
-        wire = self.wire if self._watch is None else self._watch.wire(index, self.wire)
-        self._open[index] = PendingFlow(self.agreement.flow(index), wire)
+        wire = self.wire if self._timer is None else self._timer.wire(index, self.wire)
+        self._flows[index] = PendingFlow(self.exchange.flow(index), wire)
         if self._lag is not None and index >= self._lag:
             self._finish(index - self._lag)
 
     def _finish(self, index: int) -> None:
-        suspended = self._open[index]
-        if suspended is not None:
-            suspended.finish()
+        flow = self._flows[index]
+        if flow is not None:
+            flow.finish()
 
-    def send_rest(self, word: StepReport) -> tuple[str, ...]:
-        """Backward is over: issue what has not left yet; return whose gradient never came."""
-        self.live = False
+    def send_rest(self, report: StepReport) -> tuple[str, ...]:
+        """After backward, start the buckets that have not left; return the unused parameters."""
+        self.armed = False
         unused = []
         for name, parameter in self.parameters.items():
-            if name not in self._here:
+            if name not in self._arrived:
                 if parameter.grad is None:
                     unused.append(name)
                 self._count(name)
-        said = word._replace(unused=len(unused))
-        self._word = lambda: said
+        self._report = lambda: report._replace(unused=len(unused))
         self._start_ready()
-        if self._lag is not None and self.agreement.schedule.early:  # nobody will wait for all
-            for index in range(max(0, len(self._over) - self._lag), len(self._over)):
-                self._over[index] = self.line.submit(partial(self._finish, index))
+        if self._lag is not None and self.exchange.schedule.early:  # no one will wait for all
+            for index in range(max(0, len(self._last_job) - self._lag), len(self._last_job)):
+                self._last_job[index] = self.queue.submit(partial(self._finish, index))
         return tuple(unused)
 
-    def table(self) -> StepReports:
-        """Everybody's word, which came with the last gradients."""
-        return read_reports(self._tail)
-
     def settle(self) -> None:
-        """Wait until every task is agreed."""
-        with self._standing():
-            for index in range(len(self._open)):
-                self.line.submit(partial(self._finish, index))
-            self.line.join()
-        self._reset()
+        """Wait until every bucket is averaged."""
+        with self._exposed():
+            for index in range(len(self._flows)):
+                self.queue.submit(partial(self._finish, index))
+            self.queue.join()
+        self.reset()
 
     def settle_some(self, names: tuple[str, ...]) -> set[str]:
-        """Wait until the tasks of these parameters are agreed, and no longer.
+        """Wait until the buckets of these parameters are averaged, and no longer.
 
         Returns:
-            Whose tasks are all agreed now: also of parameters that shared a message with these.
+            The parameters all of whose buckets are averaged now, among these and those that share
+            a bucket with them.
         """
-        wanted = sorted({i for name in names for i in self._tasks_of[name]})
-        with self._standing():
+        wanted = sorted({i for name in names for i in self._buckets_of[name]})
+        with self._exposed():
             if self._lag is not None:
-                self.line.join(max((self._over[index] for index in wanted), default=0))
+                self.queue.join(max((self._last_job[index] for index in wanted), default=0))
             else:
                 for index in wanted:
                     self._finish(index)
-        self._agreed.update(wanted)
-        carried = {name for index in wanted for name in self.agreement.tasks[index].names}
-        return {name for name in carried if self._agreed.issuperset(self._tasks_of[name])}
+        self._averaged.update(wanted)
+        carried = {name for index in wanted for name in self.exchange.buckets[index].names}
+        return {name for name in carried if self._averaged.issuperset(self._buckets_of[name])}
 
-    def _standing(self) -> AbstractContextManager[None]:
-        """Inside, the step stands still for messages."""
-        watch = self.agreement.stopwatch
-        return nullcontext() if watch is None else watch.standing()
-
-    def forget(self) -> None:
-        """The step's tasks are all agreed: make ready for the next."""
-        self._reset()
+    def _exposed(self) -> AbstractContextManager[None]:
+        """Count the time spent inside as exposed communication."""
+        stopwatch = self.exchange.stopwatch
+        return nullcontext() if stopwatch is None else stopwatch.standing()
 
     def close(self) -> None:
-        """Take the hooks off and end the thread."""
+        """Remove the hooks and end the queue."""
         for handle in self._handles:
             handle.remove()
-        self.line.close()
+        self.queue.close()

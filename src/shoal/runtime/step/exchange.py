@@ -1,20 +1,17 @@
-"""Agree on named tensors, one task at a time: flows, and what they remember.
+"""Exchange named tensors with the other workers, bucket by bucket: flows, and compressor states.
 
-An agreement holds numbers in flat buffers. ``flow(i)`` is the generator of its i-th task: it asks,
-is answered, and leaves the agreed numbers in the place of my own. Who drives it (an overlapping
-engine, a lockstep harness, a simulator) is not its business.
+An exchange keeps its numbers in flat buffers. ``flow(i)`` is the flow of bucket i: it asks, is
+answered, and leaves the averaged numbers in place of this worker's own. The caller drives it: the
+engine while backward computes, a mode at the end of a step, or the lockstep trainer in tests.
 
-What compression remembers follows its numbers into other messages.
-
-Memory is kept by parameter, or by range of a parameter where it was cut. When messages change, the
-parts of memory that are as large as what they belong to (residuals, momenta) are put together and
-cut anew; whatever else is remembered (a count) is taken from the first piece.
+The state that a compressor keeps (residuals, momenta) belongs to the numbers, not to the message
+they travel in. When the buckets change, `reslice_states` cuts the states to the new slices.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,157 +22,163 @@ from shoal.axes.compression import Compressor, Trait, Value
 from shoal.axes.compression.kit.stopwatch import Stopwatch
 from shoal.axes.scheduling import Cost, Layer, Schedule, Task
 from shoal.errors import UsageError
-from shoal.flow import Ask, Flow, Gather, Mean, Scatter, Spread, alone, together
+from shoal.flow import Ask, Asks, Flow, Gather, Mean, Scatter, Spread, alone, together
 from shoal.runtime.step.buffers import Bucket, FlatBuffers, real
 
 
 def typical(nbytes: int) -> float:
-    """Seconds of a message on a link nobody measured: 100 us and 1 GB/s."""
+    """Seconds that a message takes on a link that was not measured: 100 us and 1 GB/s."""
     return 1e-4 + nbytes * 1e-9
 
 
 class Exchange:
-    """What a set of tensors becomes when all workers have spoken.
+    """The exchange of a set of tensors.
 
     Args:
-        flats: the numbers, mine before and agreed after.
-        schedule: into which messages they are put.
-        compressor: in what form these travel.
+        flat: the numbers: this worker's own before, the averaged ones after.
+        schedule: cuts them into buckets.
+        compressor: encodes them.
+        cost: seconds of a message by its bytes.
     """
 
     def __init__(
-        self, flats: FlatBuffers, schedule: Schedule, compressor: Compressor, cost: Cost = typical
+        self, flat: FlatBuffers, schedule: Schedule, compressor: Compressor, cost: Cost = typical
     ) -> None:
-        self.flats = flats
+        self.flat = flat
         self.compressor = compressor
         self.schedule, self._cost = schedule, cost
         self.round = 0
         self.states: dict[str, Any] = {}
-        self._before: dict[str, Any] = {}
+        self._previous: dict[str, Any] = {}
         self._halves: dict[tuple[str, ...], tuple[Flow, Tensor]] = {}
-        self.moves = False  # whether the places get what all said less what I said
+        self.moves = False  # whether the result is the mean less this worker's own message
         self.factors: Mapping[str, tuple[Tensor, Tensor]] = {}
-        self.stopwatch: Stopwatch | None = None  # for compressors that go by what rounds take
+        self.stopwatch: Stopwatch | None = None  # for compressors that choose by measured times
 
     @cached_property
-    def tasks(self) -> tuple[Bucket, ...]:
-        """What travels together, in the order in which it leaves."""
-        return self.flats.bind(self.schedule, self._cost)
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets, in the order in which they leave."""
+        return self.flat.bind(self.schedule, self._cost)
 
-    def rebind(self, schedule: Schedule, known: Mapping[str, Layer], cost: Cost) -> bool:
-        """Put the numbers into other messages, between two rounds; whether they are others.
-
-        What compression remembers follows its numbers.
+    def rebind(self, schedule: Schedule, measured: Mapping[str, Layer], cost: Cost) -> bool:
+        """Cut the numbers into other buckets, between two rounds; return whether they changed.
 
         Args:
-            schedule: plans the messages.
-            known: what was measured of parameters, by name.
-            cost: of a message, as measured.
+            schedule: plans the buckets.
+            measured: what was measured of parameters, by name.
+            cost: seconds of a message, as measured.
         """
 
         def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-            return schedule.plan([known.get(layer.name, layer) for layer in layers], cost)
+            return schedule.plan([measured.get(layer.name, layer) for layer in layers], cost)
 
-        tasks = self.flats.bind(replace(schedule, plan=plan), cost)
-        if [b.keys for b in tasks] == [b.keys for b in self.tasks]:
+        buckets = self.flat.bind(replace(schedule, plan=plan), cost)
+        if [bucket.keys for bucket in buckets] == [bucket.keys for bucket in self.buckets]:
             return False
-        self.tasks = tasks
+        self.buckets = buckets
         return True
 
-    def flow(self, index: int) -> Generator[Ask, Any, None]:
-        """The i-th task, from my numbers to the agreed ones, in place."""
-        task = self.tasks[index]
-        if task.task.phase != "reduce":
-            yield from self._scatter(task) if task.task.phase == "scatter" else self._gather(task)
-            return
-        if Trait.ELEMENTWISE in self.compressor.traits:
-            agreed = yield from self.compressor.flow(Value(task.whole), None, self.round)
-            _put(agreed.mean, task.whole)
-            return
-        opened = together(self._open(task, writes=not self.moves))
-        watch = self.stopwatch
-        ends = yield from opened if watch is None else watch.timed(opened, task.keys)
-        for key, piece, agreed in zip(task.keys, task.pieces, ends, strict=True):
-            self._before[key] = self.states[key]
+    def flow(self, index: int) -> Asks:
+        """Average one bucket over the workers, in place."""
+        bucket = self.buckets[index]
+        if bucket.task.phase == "scatter":
+            yield from self._scatter(bucket)
+        elif bucket.task.phase == "gather":
+            yield from self._gather(bucket)
+        elif Trait.ELEMENTWISE in self.compressor.traits:
+            agreed = yield from self.compressor.flow(Value(bucket.whole), None, self.round)
+            _put(agreed.mean, bucket.whole)
+        else:
+            yield from self._reduce(bucket)
+
+    def _reduce(self, bucket: Bucket) -> Asks:
+        """Run one flow for each piece of the bucket; their i-th asks travel together."""
+        flows = together(self._open(bucket, writes=not self.moves))
+        stopwatch = self.stopwatch
+        ends = yield from flows if stopwatch is None else stopwatch.timed(flows, bucket.keys)
+        for key, piece, agreed in zip(bucket.keys, bucket.pieces, ends, strict=True):
+            self._previous[key] = self.states[key]
             self.states[key] = agreed.state
             _put(agreed.mean - agreed.mine if self.moves else agreed.mean, piece)
 
-    def _scatter(self, task: Bucket) -> Generator[Ask, Any, None]:
-        """The first half of a sum; its flow waits for the other, under the range it is about."""
-        flow = self.compressor.flow(Value(task.whole), None, self.round)
+    def _scatter(self, bucket: Bucket) -> Asks:
+        """Run the first half of a sum: every rank ends with the sum of its own part."""
+        flow = self.compressor.flow(Value(bucket.whole), None, self.round)
         ask = next(flow)
         if not isinstance(ask, Mean):
             raise UsageError(f"{type(ask).__name__} cannot be scattered: it is no sum")
         tensor = yield Scatter(ask.tensor)
-        self._halves[task.keys] = flow, tensor
+        self._halves[bucket.keys] = flow, tensor
 
-    def _gather(self, task: Bucket) -> Generator[Ask, Any, None]:
-        flow, tensor = self._halves.pop(task.keys)
+    def _gather(self, bucket: Bucket) -> Asks:
+        """Run the second half: every rank receives the other ranks' parts."""
+        flow, tensor = self._halves.pop(bucket.keys)
         answer = yield Spread(tensor)
         try:
             flow.send(answer)
         except StopIteration as end:
-            _put(end.value.mean, task.whole)
+            _put(end.value.mean, bucket.whole)
 
     def revert(self) -> None:
-        """Forget what the last round left behind: it held a NaN."""
-        self.states.update(self._before)
+        """Restore the states from before the last round, because it contained a NaN."""
+        self.states.update(self._previous)
 
-    def flows(self) -> Generator[Ask, Any, None]:
-        """All tasks, one after the other, and the end of the round."""
-        for index in range(len(self.tasks)):
+    def flows(self) -> Asks:
+        """Run all buckets one after the other, and end the round."""
+        for index in range(len(self.buckets)):
             yield from self.flow(index)
         self.end_round()
 
     def end_round(self) -> None:
-        """All is agreed, and it will stand."""
+        """Count the round, and drop the states from before it."""
         self.round += 1
-        self._before.clear()
+        self._previous.clear()
 
     def messages(self, names: Container[str] | None = None) -> dict[str, tuple[Tensor, ...]]:
-        """What I would send of these parameters or all, with nobody's answer (for pushes).
+        """Encode these parameters, or all, for a push to a server.
 
-        Of compressors with one ask. What is lost is remembered as if I had been alone.
+        Only for compressors with one ask. What encoding loses goes into the state, as if this
+        worker were alone.
         """
-        sent: dict[str, tuple[Tensor, ...]] = {}
-        for task in self.tasks:
-            for key, flow in zip(task.keys, self._open(task, writes=False), strict=True):
+        messages: dict[str, tuple[Tensor, ...]] = {}
+        for bucket in self.buckets:
+            for key, flow in zip(bucket.keys, self._open(bucket, writes=False), strict=True):
                 if names is not None and key not in names:
                     continue
                 ask = next(flow)
-                sent[key] = _parts(ask)
+                messages[key] = _parts(ask)
                 try:
                     flow.send(alone(ask))
                 except StopIteration as end:
                     self.states[key] = end.value.state
         self.round += 1
-        return sent
+        return messages
 
-    def _open(self, task: Bucket, *, writes: bool) -> list[Flow]:
-        """A flow for each piece; one that ``writes`` may leave the mean in its place."""
-        if not all(key in self.states for key in task.keys):
-            self._recut()
-        pairs = zip(task.keys, task.pieces, strict=True)
+    def _open(self, bucket: Bucket, *, writes: bool) -> list[Flow]:
+        """Open a flow for each piece; with ``writes`` it may leave the mean in the piece."""
+        if not all(key in self.states for key in bucket.keys):
+            self._reslice()
         values = [
             Value(piece, key, self.factors.get(key), out=piece if writes else None)
-            for key, piece in pairs
+            for key, piece in zip(bucket.keys, bucket.pieces, strict=True)
         ]
-        told = values if self.stopwatch is None else self.stopwatch.told(values)
-        return [self.compressor.flow(v, self.states[v.name], self.round) for v in told]
+        if self.stopwatch is not None:
+            values = self.stopwatch.told(values)
+        return [self.compressor.flow(v, self.states[v.name], self.round) for v in values]
 
-    def _recut(self) -> None:
-        """Memory that was kept for other messages, or that nobody has yet, in the cut of these."""
-        views = {name: real(place.view) for name, place in self.flats.places.items()}
-        pieces = {k: p for task in self.tasks for k, p in zip(task.keys, task.pieces, strict=True)}
+    def _reslice(self) -> None:
+        """Cut the states, which were made for other buckets or do not exist yet, to these."""
+        views = {name: real(view.view) for name, view in self.flat.views.items()}
+        pieces = {k: p for b in self.buckets for k, p in zip(b.keys, b.pieces, strict=True)}
         self.states = reslice_states(self.states, pieces, views, self.compressor.init)
 
     def state_dict(self) -> dict[str, Any]:
-        """Rounds, and every state by parameter name."""
-        kept = {k: s for k, s in self.states.items() if s is not None}
-        return {"round": self.round, "states": kept}
+        """Return the number of rounds, and every state by parameter name."""
+        states = {k: s for k, s in self.states.items() if s is not None}
+        return {"round": self.round, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off; of an empty state, begin anew."""
+        """Load what ``state_dict`` returned; an empty state starts anew."""
         self.round = int(state.get("round", 0))
         self.states = dict(state.get("states", {}))
 
@@ -186,7 +189,7 @@ def _put(value: Tensor, into: Tensor) -> None:
 
 
 def _parts(ask: Ask) -> tuple[Tensor, ...]:
-    """What a single ask puts on the wire; a sum is copied, for wires may overwrite it."""
+    """Return what an ask sends; a sum is copied, because wires may overwrite it."""
     if isinstance(ask, Gather):
         return ask.parts
     if isinstance(ask, Mean):
@@ -197,12 +200,12 @@ def _parts(ask: Ask) -> tuple[Tensor, ...]:
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.S)
 
 
-class Part(NamedTuple):
-    """Memory of the numbers from ``start`` to ``stop`` of a parameter."""
+class StateSlice(NamedTuple):
+    """The state of the numbers from ``start`` to ``stop`` of a parameter."""
 
     start: int
     stop: int
-    memory: Any
+    state: Any
 
 
 def reslice_states(
@@ -211,75 +214,76 @@ def reslice_states(
     views: Mapping[str, Tensor],
     init: Callable[[Value], Any],
 ) -> dict[str, Any]:
-    """Memory for each of these pieces, from that of others of the same parameters.
+    """Return a state for each of these pieces, from states of other slices of the parameters.
 
     Args:
         states: by ``name``, or ``name[start:stop]`` of a range.
-        pieces: what is to be sent from now on, by such keys.
-        views: every parameter whole, by name.
-        init: the memory of what was never sent.
+        pieces: what is sent from now on, by such keys.
+        views: every parameter as a whole, by name.
+        init: makes the state of a piece that was never sent.
     """
-    held: dict[str, list[Part]] = {}
-    for key, memory in states.items():
+    slices: dict[str, list[StateSlice]] = {}
+    for key, state in states.items():
         name, start, stop = span(key, views)
-        held.setdefault(name, []).append(Part(start, stop, memory))
-    made = {}
+        slices.setdefault(name, []).append(StateSlice(start, stop, state))
+    resliced = {}
     for key, piece in pieces.items():
         name, start, stop = span(key, views)
         fresh = init(Value(piece, key)) if key not in states else None
-        meets = [p for p in held.get(name, ()) if p.start < stop and start < p.stop]
-        if key in states or not meets:
-            made[key] = states.get(key, fresh)
+        overlapping = [s for s in slices.get(name, ()) if s.start < stop and start < s.stop]
+        if key in states or not overlapping:
+            resliced[key] = states.get(key, fresh)
         else:
-            made[key] = _filled(Part(start, stop, fresh), meets, views[name])
-    return made
+            resliced[key] = _merge(StateSlice(start, stop, fresh), overlapping, views[name])
+    return resliced
 
 
 def span(key: str, views: Mapping[str, Tensor]) -> tuple[str, int, int]:
-    """The parameter that a key speaks of, and the range of its numbers."""
+    """Return the parameter that a key names, and the range of its numbers."""
     ranged = None if key in views else _RANGE.fullmatch(key)
     if ranged is not None:
         return ranged[1], int(ranged[2]), int(ranged[3])
     return key, 0, views[key].numel() if key in views else 0
 
 
-def _filled(fresh: Part, held: list[Part], view: Tensor) -> Any:
-    """Fresh memory, with what others remember of the same numbers in it."""
-    start, stop, memory = fresh
-    if isinstance(memory, Tensor) and memory.numel() == stop - start:
-        into = _flat(memory, view).clone()
-        for part in held:
+def _merge(fresh: StateSlice, old: list[StateSlice], view: Tensor) -> Any:
+    """Copy into a fresh state what old slices hold of the same numbers."""
+    start, stop, state = fresh
+    if isinstance(state, Tensor) and state.numel() == stop - start:
+        into = _flatten(state, view).clone()
+        for part in old:
             first, last = max(start, part.start), min(stop, part.stop)
-            told = _flat(part.memory, view)[first - part.start : last - part.start]
-            into[first - start : last - start] = told
-        whole = memory.shape == view.shape
-        return into.as_strided(view.shape, view.stride()) if whole else into.view(memory.shape)
-    if isinstance(memory, tuple | list):
-        columns = zip(*(part.memory for part in held), strict=True)
+            numbers = _flatten(part.state, view)[first - part.start : last - part.start]
+            into[first - start : last - start] = numbers
+        whole = state.shape == view.shape
+        return into.as_strided(view.shape, view.stride()) if whole else into.view(state.shape)
+    if isinstance(state, tuple | list):
+        columns = zip(*(part.state for part in old), strict=True)
         items = [
-            _filled(Part(start, stop, item), _each(held, column), view)
-            for item, column in zip(memory, columns, strict=True)
+            _merge(StateSlice(start, stop, item), _with_states(old, column), view)
+            for item, column in zip(state, columns, strict=True)
         ]
-        named = hasattr(memory, "_fields")
-        return type(memory)(*items) if named else type(memory)(items)
-    if isinstance(memory, dict):
+        return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
+    if isinstance(state, dict):
         return {
-            k: _filled(Part(start, stop, v), _each(held, [p.memory[k] for p in held]), view)
-            for k, v in memory.items()
+            k: _merge(
+                StateSlice(start, stop, v), _with_states(old, [p.state[k] for p in old]), view
+            )
+            for k, v in state.items()
         }
-    kept = held[0].memory
-    alike = getattr(kept, "shape", None) == getattr(memory, "shape", None)
-    return kept if type(kept) is type(memory) and alike else memory
+    first_old = old[0].state
+    alike = getattr(first_old, "shape", None) == getattr(state, "shape", None)
+    return first_old if type(first_old) is type(state) and alike else state
 
 
-def _each(held: list[Part], memories: Any) -> list[Part]:
-    return [p._replace(memory=memory) for p, memory in zip(held, memories, strict=True)]
+def _with_states(slices: list[StateSlice], states: Any) -> list[StateSlice]:
+    return [s._replace(state=state) for s, state in zip(slices, states, strict=True)]
 
 
-def _flat(memory: Tensor, view: Tensor) -> Tensor:
-    """Its numbers in the order in which those of the parameter lie in memory."""
-    if memory.shape != view.shape or view.is_contiguous():
-        return memory.reshape(-1)
-    flat = memory.new_empty(memory.numel())
-    flat.as_strided(view.shape, view.stride()).copy_(memory)
+def _flatten(state: Tensor, view: Tensor) -> Tensor:
+    """Return a state's numbers in the order in which the parameter's lie in memory."""
+    if state.shape != view.shape or view.is_contiguous():
+        return state.reshape(-1)
+    flat = state.new_empty(state.numel())
+    flat.as_strided(view.shape, view.stride()).copy_(state)
     return flat

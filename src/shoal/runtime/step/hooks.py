@@ -1,7 +1,4 @@
-"""Keep what a linear layer's gradient is made of: its inputs, and the gradients of its outputs.
-
-Gradients that hold only the rows looked up, and travel as such.
-"""
+"""Gradients that are not dense tensors: factors of linear layers, and rows of embeddings."""
 
 from __future__ import annotations
 
@@ -12,101 +9,91 @@ import torch
 from torch import Tensor, nn
 
 from shoal import rules
-from shoal.axes.compression import Trait
 from shoal.flow import Rows
-from shoal.runtime.step.exchange import Exchange
 from shoal.strategy import Strategy
 from shoal.wire.wire import Wire
 
-Pair = tuple[Tensor, Tensor]
+FactorPair = tuple[Tensor, Tensor]
 
 
-class Factors(Mapping[str, Pair]):
-    """u (K, rows) and v (K, cols) of each linear weight since the last update; grad = u.T @ v.
+class Factors(Mapping[str, FactorPair]):
+    """The factors of each linear weight's gradient since the last update: grad = u.T @ v.
 
-    Only layers that ran forward and backward are here, and of those not one whose output is a view
-    (of a batch in more dimensions than two) that was then overwritten in place. Both
-    tensors are autograd's own, kept a little longer, so nothing is copied until somebody asks.
+    u (K, rows) are the gradients of the layer's outputs, v (K, cols) its inputs. Only layers that
+    ran forward and backward have an entry, and of these none whose output is a view (of a batch in
+    more than two dimensions) that was overwritten in place. Both tensors are autograd's own, kept a
+    little longer: nothing is copied until an entry is read.
 
     Args:
-        model: whose ``nn.Linear`` are watched.
-        parameters: by the names that are asked for.
+        model: its ``nn.Linear`` modules are hooked.
+        parameters: by the names of the entries.
     """
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
         names = {id(p): name for name, p in parameters.items()}
-        self._kept: dict[str, list[Pair]] = {}
+        self._pairs: dict[str, list[FactorPair]] = {}
         self._handles = [
             module.register_forward_hook(self._hook(names[id(module.weight)]))
             for module in model.modules()
             if isinstance(module, nn.Linear) and id(module.weight) in names
         ]
 
-    def __getitem__(self, name: str) -> Pair:
-        pairs = self._kept[name]
+    def __getitem__(self, name: str) -> FactorPair:
+        pairs = self._pairs[name]
         us, vs = zip(*pairs, strict=True)
         return (us[0], vs[0]) if len(pairs) == 1 else (torch.cat(us), torch.cat(vs))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept)
+        return iter(self._pairs)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._pairs)
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def ran(module: nn.Module, given: tuple[Any, ...], out: Any) -> None:
-            if not given or not out.requires_grad:  # evaluated, or called in a way of its own
+        def after_forward(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+            if not inputs or not out.requires_grad:  # evaluation, or a call by keyword
                 return
-            v = given[0].detach()
+            v = inputs[0].detach()
 
-            def graded(grad: Tensor) -> None:
-                rows = (_rows(grad.detach()), _rows(v))
-                self._kept.setdefault(name, []).append(rows)
+            def on_output_gradient(grad: Tensor) -> None:
+                pair = (_as_rows(grad.detach()), _as_rows(v))
+                self._pairs.setdefault(name, []).append(pair)
 
-            out.register_hook(graded)
+            out.register_hook(on_output_gradient)
 
-        return ran
+        return after_forward
 
     def clear(self) -> None:
-        """The gradients are used: what they were made of may go."""
-        self._kept.clear()
+        """Drop the factors of a step that is over."""
+        self._pairs.clear()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self.clear()
 
 
-def watch(model: nn.Module, parameters: Mapping[str, Tensor], agreement: Exchange) -> Factors:
-    """Hand factors to an agreement on gradients, if its compressor has a use for them."""
-    wanted = Trait.FACTORS in agreement.compressor.traits
-    agreement.factors = Factors(model, parameters if wanted else {})
-    return agreement.factors
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """A batch of samples; one without a batch is a batch of one."""
+def _as_rows(tensor: Tensor) -> Tensor:
+    """Flatten all batch dimensions into one."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def looked_up(model: nn.Module, strategy: Strategy) -> set[int]:
-    """The parameters, by identity, of which a step's gradient is some rows."""
+def sparse_parameters(model: nn.Module, strategy: Strategy) -> set[int]:
+    """Return the ids of the parameters whose gradients are exchanged as sparse rows."""
     if not rules.can_overlap(strategy) or strategy.coordination.via != "collective":
         return set()
     tables = (nn.Embedding, nn.EmbeddingBag)
-    found = [m for m in model.modules() if isinstance(m, tables) and m.sparse]
-    return {id(m.weight) for m in found}
+    return {id(m.weight) for m in model.modules() if isinstance(m, tables) and m.sparse}
 
 
-def agree_rows(parameters: Iterable[Tensor], wire: Wire) -> None:
-    """Put the mean of all workers' rows in the place of mine."""
+def average_rows(parameters: Iterable[Tensor], wire: Wire) -> None:
+    """Replace the sparse gradient of each parameter by the mean over all workers."""
     for p in parameters:
-        grad = p.grad if p.grad is not None else _no_rows(p)
-        rows = wire.ask(Rows(grad)).wait()
-        p.grad = rows if rows._nnz() else None  # looked up by nobody: not a gradient of zero
+        rows = wire.ask(Rows(p.grad if p.grad is not None else _no_rows(p))).wait()
+        p.grad = rows if rows._nnz() else None  # no worker used it: not a gradient of zero
 
 
 def _no_rows(p: Tensor) -> Tensor:
-    where = torch.zeros(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(where, p.new_zeros(0, *p.shape[1:]), p.shape)
+    indices = torch.zeros(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(indices, p.new_zeros(0, *p.shape[1:]), p.shape)

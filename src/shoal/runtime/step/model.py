@@ -1,9 +1,13 @@
-"""Where a replica's gradients come from: plain parameters, or the parts of a model that is cut."""
+"""The model that a rank trains: a whole replica, or a part of one that is spread over ranks.
+
+Both have the same verbs, so that modes do not care which it is: ``trainable`` parameters,
+``collect`` their gradients into an exchange, ``deliver`` the averaged ones, ``norm`` and ``clip``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class ReplicatedModel:
-    """A model that this rank holds whole.
+    """A model that this rank holds as a whole.
 
     Args:
-        model: the user's own, not wrapped.
+        model: the user's own module, not wrapped.
     """
 
     pipeline = None
@@ -29,46 +33,44 @@ class ReplicatedModel:
         self.model = model
 
     def trainable(self) -> dict[str, Tensor]:
-        """Parameters that are not frozen; tied ones once."""
+        """Return the parameters that are not frozen; a tied parameter appears once."""
         return {plain(n): p for n, p in self.model.named_parameters() if p.requires_grad}
 
-    def collect(self, agreement: Exchange) -> None:
-        """Copy gradients in; a missing one counts as zero."""
+    def collect(self, exchange: Exchange) -> None:
+        """Copy the gradients into the exchange; a missing gradient counts as zero."""
         for name, p in self.trainable().items():
-            if (place := agreement.flats.places.get(name)) is None:
+            if (place := exchange.flat.views.get(name)) is None:
                 continue
             if p.grad is None:
                 place.view.zero_()
             else:
                 place.view.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
 
-    def deliver(self, agreement: Exchange) -> None:
-        """Gradients become views of the agreed numbers."""
+    def deliver(self, exchange: Exchange) -> None:
+        """Make the gradients views of the averaged numbers."""
         for name, p in self.trainable().items():
-            p.grad = agreement.flats.places[name].view
+            p.grad = exchange.flat.views[name].view
 
     def norm(self) -> float:
-        """Over all gradients there are."""
-        return float(torch.nn.utils.get_total_norm(self._grads()))
+        """Return the norm of all gradients together."""
+        grads = [p.grad for p in self.trainable().values() if p.grad is not None]
+        dense = [g.coalesce().values() if g.is_sparse else g for g in grads]
+        return float(torch.nn.utils.get_total_norm(dense))
 
     def clip(self, limit: float, norm: float) -> None:
-        """As torch's clip_grad_norm_ does, with the norm already known."""
+        """Clip the gradients as torch's ``clip_grad_norm_`` does, with the norm already known."""
         torch.nn.utils.clip_grads_with_norm_(
             list(self.trainable().values()), limit, torch.tensor(norm, dtype=torch.float64)
         )
 
-    def _grads(self) -> list[Tensor]:
-        grads = [p.grad for p in self.trainable().values() if p.grad is not None]
-        return [g.coalesce().values() if g.is_sparse else g for g in grads]
-
     def call(self, *inputs: Any, **named: Any) -> Any:
-        """The model itself."""
+        """Call the model."""
         return self.model(*inputs, **named)
 
-    def flow_through(
+    def run_pipeline(
         self, pieces: Sequence[Any], loss: Loss | None, scales: Sequence[float]
     ) -> Tensor:
-        """Only a model that is cut into stages does."""
+        """Refuse: only a model that is cut into stages has a pipeline."""
         raise UsageError("this model is not cut into stages")
 
 
@@ -76,36 +78,36 @@ class ShardedModel:
     """A model of which this rank holds a part.
 
     Args:
-        placed: what torch's FSDP2, DTensor and pipelining made of it.
+        parallel: the model as torch's FSDP2, DTensor and pipelining spread it over ranks.
     """
 
-    def __init__(self, placed: ParallelModel) -> None:
-        self.placed = placed
-        self.model = placed.model
+    def __init__(self, parallel: ParallelModel) -> None:
+        self.parallel = parallel
+        self.model = parallel.model
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """How to run it, where it is cut into stages."""
-        return self.placed.pipeline
+        """The pipeline that runs the model, where it is cut into stages."""
+        return self.parallel.pipeline
 
     def trainable(self) -> dict[str, Tensor]:
-        """My part of each parameter, sharing its storage."""
+        """Return this rank's part of each parameter, sharing its storage."""
         frozen = {n for n, p in self.model.named_parameters() if not p.requires_grad}
-        return {n: t for n, t in self.placed.local_parameters().items() if n not in frozen}
+        return {n: t for n, t in self.parallel.local_parameters().items() if n not in frozen}
 
-    def collect(self, agreement: Exchange) -> None:
-        """Copy my part of the gradients in."""
-        self._cut_alike()
-        grads = self.placed.local_gradients()
-        for name, place in agreement.flats.places.items():
+    def collect(self, exchange: Exchange) -> None:
+        """Copy this rank's part of the gradients into the exchange."""
+        self._shard_gradients()
+        grads = self.parallel.local_gradients()
+        for name, place in exchange.flat.views.items():
             if name in grads:
                 place.view.copy_(grads[name])
             else:
                 place.view.zero_()
 
     @torch.no_grad()
-    def _cut_alike(self) -> None:
-        """Gradients as their parameters are: torch may leave one whole whose parameter is cut."""
+    def _shard_gradients(self) -> None:
+        """Shard gradients as their parameters are: torch may leave a gradient unsharded."""
         from torch.distributed.tensor import DTensor
 
         for p in self.model.parameters():
@@ -116,38 +118,42 @@ class ShardedModel:
             elif grad is None and p.requires_grad:
                 p.grad = torch.zeros_like(p)  # another replica may have one
 
-    def deliver(self, agreement: Exchange) -> None:
-        """Copy the agreed part back to where torch keeps it."""
-        for name, grad in self.placed.local_gradients().items():
-            grad.copy_(agreement.flats.places[name].view)
+    def deliver(self, exchange: Exchange) -> None:
+        """Copy the averaged part back to where torch keeps it."""
+        for name, grad in self.parallel.local_gradients().items():
+            grad.copy_(exchange.flat.views[name].view)
 
     def norm(self) -> float:
-        """Over all ranks of the replica."""
+        """Return the norm over all ranks of the replica."""
         from shoal.runtime.parallel import global_norm
 
-        return float(global_norm(self.placed))
+        return float(global_norm(self.parallel))
 
     def clip(self, limit: float, norm: float) -> None:
-        """Every rank scales its part alike."""
+        """Scale this rank's part of the gradients, as every rank of the replica does."""
         from shoal.runtime.parallel import clip
 
-        clip(self.placed, limit, norm=norm)
+        clip(self.parallel, limit, norm=norm)
 
     def call(self, *inputs: Any, **named: Any) -> Any:
-        """The whole model's output, on every rank of the replica."""
+        """Return the whole model's output, on every rank of the replica."""
         if self.pipeline is None:
             return self.model(*inputs, **named)
         if named:
             raise UsageError("a pipeline takes batches (inputs..., target), not dicts")
         return self.pipeline.forward(inputs if len(inputs) > 1 else inputs[0])
 
-    def flow_through(
+    def run_pipeline(
         self, pieces: Sequence[Any], loss: Loss | None, scales: Sequence[float]
     ) -> Tensor:
-        """Forward and backward of micro-batches through the stages; the weighted loss."""
+        """Run forward and backward of the micro-batches through the stages; return the loss."""
         if self.pipeline is None or loss is None:
             raise UsageError("a pipeline needs loss=...: the last stage computes it")
         cut = [split_target(piece) for piece in pieces]
-        inputs = [given if len(given) > 1 else given[0] for given, _ in cut]
+        inputs = [args if len(args) > 1 else args[0] for args, _ in cut]
         targets = [target for _, target in cut]
         return self.pipeline.forward_backward(inputs, targets, loss, weights=scales)
+
+
+ModelPart: TypeAlias = ReplicatedModel | ShardedModel
+"""What a rank trains."""

@@ -1,19 +1,20 @@
-"""A few numbers that every step agrees on besides gradients: loss, samples, what is missing.
+"""What a step adds up, and what all ranks report of it: loss, samples, unused parameters, NaN.
 
-They travel as one small message behind the gradients, so that they cost next to nothing, and every
-worker sees every worker's: whoever has a NaN is named.
+Every rank publishes one small `StepReport` per step, and every rank receives all of them: so the
+loss is the mean over the global batch, and a rank whose loss is NaN is named. A report is carried
+in one of three ways, chosen when the mode is built:
 
-What a step adds up while its micro-batches pass: samples, losses, weights.
-
-What one step came to.
+* `OwnReport`: no other rank is asked (one worker, or workers that do not wait for each other);
+* `GatheredReports`: one all-gather behind the gradients;
+* `TailReports`: in the flat buffer behind the last gradient, at no cost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,189 +23,212 @@ from torch import Tensor
 from shoal.errors import NonFinite, UsageError
 from shoal.wire.wire import gather_flat
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-REPORT_WIDTH = 4
-
 
 class StepReport(NamedTuple):
-    """What one worker says of its step."""
+    """The report of one rank."""
 
     loss: float  # sum over its samples
     samples: float
-    unused: float  # parameters without a gradient
-    bad: float  # 1: my loss is NaN or inf
+    unused: float  # number of parameters without a gradient
+    bad: float  # 1 if the loss is NaN or inf
 
 
+REPORT_WIDTH = len(StepReport._fields)
 EMPTY_REPORT = StepReport(0.0, 0.0, 0.0, 0.0)
 
 
 class StepReports(NamedTuple):
-    """What all workers said."""
+    """The reports of all ranks."""
 
-    words: tuple[StepReport, ...]
-    copies: int = 1  # ranks that speak of the same samples: those that share a model
+    reports: tuple[StepReport, ...]
+    copies: int = 1  # ranks that report the same samples
 
     @property
     def loss(self) -> float:
-        """Mean over all samples; NaN when a part of it is not finite."""
-        if self.bad_ranks():
+        """Mean over all samples; NaN if any rank's loss is not finite."""
+        samples = sum(report.samples for report in self.reports)
+        if self.bad_ranks() or not samples:
             return math.nan
-        samples = sum(word.samples for word in self.words)
-        return sum(word.loss for word in self.words) / samples if samples else math.nan
+        return sum(report.loss for report in self.reports) / samples
 
     @property
     def samples(self) -> int:
-        """Of all workers, each once."""
-        return round(sum(word.samples for word in self.words) / self.copies)
+        """Samples of all workers, each counted once."""
+        return round(sum(report.samples for report in self.reports) / self.copies)
 
     @property
     def unused(self) -> bool:
-        """Whether anybody lacks a gradient."""
-        return any(word.unused for word in self.words)
+        """Whether any rank lacks a gradient."""
+        return any(report.unused for report in self.reports)
 
     def bad_ranks(self) -> list[int]:
-        """Workers whose loss is not a number."""
-        return [rank for rank, word in enumerate(self.words) if word.bad]
+        """Ranks whose loss is NaN or inf."""
+        return [rank for rank, report in enumerate(self.reports) if report.bad]
 
 
-class PendingReports(NamedTuple):
-    """A table under way."""
-
-    everyone: Tensor
-    work: dist.Work | None
-    copies: int = 1
-
-    def wait(self) -> StepReports:
-        """The table."""
-        if self.work is not None:
-            self.work.wait()
-        return read_reports(self.everyone, copies=self.copies)
+PendingReports: TypeAlias = Callable[[], StepReports]
+"""Waits for the reports of all ranks, and returns them."""
 
 
-def read_reports(numbers: Tensor, *, copies: int = 1) -> StepReports:
-    """Everybody's word, from their numbers one after the other."""
-    return StepReports(
-        tuple(StepReport(*row) for row in numbers.view(-1, REPORT_WIDTH).tolist()), copies
-    )
+class ReportCarrier(Protocol):
+    """How the reports of a step reach all ranks."""
+
+    def attach(self, report: Callable[[], StepReport]) -> None:
+        """Add this rank's report to the last bucket of gradients, which leaves next."""
+
+    def publish(self, report: StepReport) -> PendingReports:
+        """Send this rank's report, unless it was attached, and receive all ranks'."""
 
 
-def write_report(word: StepReport, numbers: Tensor, worker: int) -> None:
-    """Write my word into its own place; a sum over workers then holds everybody's."""
-    row = [0.0] * numbers.numel()
-    row[REPORT_WIDTH * worker : REPORT_WIDTH * (worker + 1)] = word
-    numbers.copy_(torch.tensor(row, dtype=numbers.dtype))
+class OwnReport:
+    """Reports only to this rank."""
+
+    def attach(self, report: Callable[[], StepReport]) -> None:
+        """Do nothing."""
+
+    def publish(self, report: StepReport) -> PendingReports:
+        """Return this rank's report."""
+        return partial(StepReports, (report,))
 
 
-def gather_reports(word: StepReport, *, size: int, copies: int = 1) -> PendingReports:
-    """Say my word and ask for everybody's.
+class GatheredReports:
+    """Gathers the reports in a message of their own.
 
     Args:
-        word: mine.
-        size: how many ranks speak.
-        copies: how many of them speak of the same samples.
+        size: the number of ranks.
+        copies: how many of them report the same samples.
     """
-    mine = torch.tensor(word, dtype=torch.float64)
-    if size == 1:
-        return PendingReports(mine, None)
-    everyone = torch.empty(size * REPORT_WIDTH, dtype=torch.float64)
-    return PendingReports(everyone, gather_flat(everyone, mine, async_op=True), copies)
+
+    def __init__(self, size: int, copies: int) -> None:
+        self._size, self._copies = size, copies
+
+    def attach(self, report: Callable[[], StepReport]) -> None:
+        """Do nothing: the reports follow the gradients."""
+
+    def publish(self, report: StepReport) -> PendingReports:
+        """Start an all-gather of the reports."""
+        numbers = torch.empty(self._size * REPORT_WIDTH, dtype=torch.float64)
+        own = torch.tensor(report, dtype=torch.float64)
+        work = gather_flat(numbers, own, async_op=True)
+
+        def wait() -> StepReports:
+            if work is not None:
+                work.wait()
+            return _read(numbers, self._copies)
+
+        return wait
 
 
-class UnusedParameters(NamedTuple):
-    """Under way: which parameters got a gradient on no worker."""
+class TailReports:
+    """Carries the reports in the numbers behind the last gradient of a flat buffer.
 
-    names: list[str]
-    present: Tensor
-    work: dist.Work | None
+    Each rank writes its own report into its own place and zeros elsewhere, so that the sum over
+    ranks holds all reports.
 
-    def wait(self) -> set[str]:
-        """Their names."""
-        if self.work is not None:
-            self.work.wait()
-        seen = self.present.tolist()
-        return {name for name, here in zip(self.names, seen, strict=True) if not here}
+    Args:
+        tail: the numbers behind the last gradient, ``REPORT_WIDTH`` for each worker.
+        worker: the number of this worker.
+    """
+
+    def __init__(self, tail: Tensor, worker: int) -> None:
+        self._tail, self._worker = tail, worker
+
+    def attach(self, report: Callable[[], StepReport]) -> None:
+        """Write this rank's report into the tail."""
+        row = [0.0] * self._tail.numel()
+        row[REPORT_WIDTH * self._worker : REPORT_WIDTH * (self._worker + 1)] = report()
+        self._tail.copy_(torch.tensor(row, dtype=self._tail.dtype))
+
+    def publish(self, report: StepReport) -> PendingReports:
+        """Read the tail once the gradients have arrived."""
+        return partial(_read, self._tail, 1)
+
+
+def _read(numbers: Tensor, copies: int) -> StepReports:
+    rows = numbers.view(-1, REPORT_WIDTH).tolist()
+    return StepReports(tuple(StepReport(*row) for row in rows), copies)
 
 
 def find_unused(
     unused: set[str], names: list[str], group: dist.ProcessGroup | None
-) -> UnusedParameters:
-    """Say whose gradient did not come to me, and ask whose came to nobody."""
+) -> Callable[[], set[str]]:
+    """Start to find the parameters that got a gradient on no worker.
+
+    Args:
+        unused: the parameters without a gradient on this worker.
+        names: all parameters, in the same order on every worker.
+        group: the workers.
+    """
     present = torch.tensor([name not in unused for name in names], dtype=torch.uint8)
     if group is None and not dist.is_initialized():
-        return UnusedParameters(names, present, None)
+        return lambda: unused
     work = dist.all_reduce(present, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    return UnusedParameters(names, present, work)
 
+    def wait() -> set[str]:
+        if work is not None:
+            work.wait()
+        return {name for name, used in zip(names, present.tolist(), strict=True) if not used}
 
-def nonfinite(what: str, step: int, ranks: list[int]) -> NonFinite:
-    """The error that names step and ranks."""
-    who = "rank " + ", ".join(map(str, ranks)) if ranks else "all ranks"
-    return NonFinite(
-        f"{what} is NaN or inf at step {step} on {who}: lower the learning rate, clip, or look at "
-        "that batch; nonfinite='skip' leaves such steps out on all workers"
-    )
+    return wait
 
 
 class StepStats:
-    """Samples and losses of the step under way.
+    """Samples and losses of the current step, on this rank.
 
     Args:
-        weighted: gradients are summed over workers, not averaged, so weights sum to one.
-        together: all workers' samples make one batch; else each weighs its own.
-        shards: ranks of one replica that see samples of their own.
+        weighted: gradients are summed over workers, not averaged, so their weights sum to one.
+        together: the samples of all workers make one batch; else each worker weighs its own.
+        shards: ranks of one replica that read different samples.
     """
 
     def __init__(self, *, weighted: bool, together: bool, shards: int = 1) -> None:
         self.weighted = weighted
         self.together = together
         self.shards = shards
-        self.noted = 0  # batches opened and losses noted, ever
-        self.passing = False  # a micro-batch is in the user's hands
+        self.events = 0  # batches opened and losses added since the run began
+        self.in_micro = False  # the user's loop holds a micro-batch
         self.clear()
 
     def clear(self) -> None:
-        """A new step; while a micro-batch passes, it is over the same batch (GANs)."""
+        """Start a new step. Inside a micro-batch (GANs) it is a step over the same batch."""
         self.losses: list[tuple[Tensor, int]] = []
-        if self.passing:
+        if self.in_micro:
             return
-        self.mine = self.micro = 0
+        self.samples = self.micro_samples = 0
         self.total: Callable[[], int] = int
-        self.guess = 0  # of the total, made without asking; 0: none was needed
-        self.known = False
-        self.last = False
+        self.counted = False
+        self.last_micro = False
 
-    def open(self, mine: int, total: Callable[[], int]) -> None:
-        """A step over a batch of ``mine`` samples here and ``total()`` everywhere."""
-        if self.passing:
+    def open(self, samples: int, total: Callable[[], int]) -> None:
+        """Start a step over ``samples`` samples on this rank and ``total()`` on all."""
+        if self.in_micro:
             raise UsageError(
                 "run.micro (or run.step) inside a loop over run.micro: its samples would be"
                 " weighed twice; cut the batch once, with run.micro(batch, parts=...)"
             )
-        self.mine, self.total, self.known = mine, total, True
-        self.noted += 1
+        self.samples, self.total, self.counted = samples, total, True
+        self.events += 1
 
-    def note(self, loss: Tensor, samples: int) -> None:
-        """The backward of a micro-batch ran."""
+    def add(self, loss: Tensor, samples: int) -> None:
+        """Add the loss of a micro-batch whose backward is done."""
         self.losses.append((loss, samples))
-        self.noted += 1
+        self.events += 1
 
     def scale(self, samples: int, workers: int) -> float:
-        """Factor of a micro-batch's mean loss, so that agreed gradients are the exact mean."""
-        if not self.known:  # a loop of one's own: every worker weighs the same
+        """Factor of a micro-batch's mean loss that makes the averaged gradient the exact mean."""
+        if not self.counted:  # a loop without run.micro: every worker weighs the same
             return 1 / workers if self.weighted else 1.0
-        if not self.together:  # a replica's own batch; torch takes the mean over its shards
+        if not self.together:  # a replica's own batch; torch averages over its shards
             return samples / max(self.total(), 1) * self.shards
         return samples / self.total() * (1 if self.weighted else workers)
 
-    def word(self, *more: tuple[Tensor, int]) -> StepReport:
-        """My word on the step, with losses whose backward is yet to come."""
-        losses = [*self.losses, *more]
+    def report(self, *pending: tuple[Tensor, int]) -> StepReport:
+        """Return this rank's report; ``pending`` are losses whose backward is still to come."""
+        losses = [*self.losses, *pending]
         loss = sum(float(loss) * samples for loss, samples in losses)
-        seen = sum(samples for _, samples in losses)
+        samples = sum(samples for _, samples in losses)
         bad = not math.isfinite(loss)
-        return StepReport(0.0 if bad else loss, float(seen), 0.0, float(bad))
+        return StepReport(0.0 if bad else loss, float(samples), 0.0, float(bad))
 
 
 class Step:
@@ -212,15 +236,15 @@ class Step:
 
     Args:
         number: counted from 0.
-        table: what all workers said of it, under way until somebody asks.
-        skipped: left out by all workers, for a NaN or inf.
-        norm: of the agreed gradient before clipping, where it was measured.
+        reports: waits for the reports of all ranks.
+        skipped: whether all workers skipped it because of a NaN or inf.
+        norm: the norm of the averaged gradient before clipping, where it was measured.
     """
 
     def __init__(
         self,
         number: int,
-        table: Callable[[], StepReports],
+        reports: PendingReports,
         *,
         skipped: bool = False,
         norm: float | None = None,
@@ -228,25 +252,34 @@ class Step:
         self.number = number
         self.skipped = skipped
         self.norm = norm
-        self._ask = table
+        self._wait = reports
 
     @cached_property
-    def _table(self) -> StepReports:
-        return self._ask()
+    def _reports(self) -> StepReports:
+        return self._wait()
 
     @property
     def loss(self) -> float:
         """Mean over the global batch.
 
-        Over my own where workers do not wait for each other, and between the exchanges of
-        ``local(h)``.
+        Over this rank's own batch where workers do not wait for each other, and between the
+        exchanges of ``local(h)``.
         """
-        return self._table.loss
+        return self._reports.loss
 
     @property
     def samples(self) -> int:
-        """In the global batch, or in mine as above."""
-        return self._table.samples
+        """Samples in the global batch, or in this rank's own as above."""
+        return self._reports.samples
 
     def __repr__(self) -> str:
         return f"Step({self.number}, loss={self.loss:.6g}, samples={self.samples})"
+
+
+def nonfinite(what: str, step: int, ranks: list[int]) -> NonFinite:
+    """Return the error that names the step and the ranks with a NaN or inf."""
+    who = "rank " + ", ".join(map(str, ranks)) if ranks else "all ranks"
+    return NonFinite(
+        f"{what} is NaN or inf at step {step} on {who}: lower the learning rate, clip, or inspect "
+        "that batch; nonfinite='skip' skips such steps on all workers"
+    )

@@ -19,10 +19,8 @@ from torch import Tensor
 from shoal.axes.scheduling import Layer
 from shoal.runtime.context import RunContext
 from shoal.runtime.step.engine import Engine
-from shoal.runtime.step.exchange import Exchange
 from shoal.runtime.tuning.choose import Planned, ScheduleTuner, summary
 from shoal.runtime.tuning.measure import MeasurementLayout, StepTimer, mean_nbytes
-from shoal.wire.wire import Wire
 
 log = logging.getLogger("shoal")
 
@@ -46,9 +44,9 @@ class Replanning:
 
     def __init__(self, engine: Engine, watch: StepTimer, context: RunContext) -> None:
         self.engine, self.watch, self.context = engine, watch, context
-        self.schedule = engine.agreement.schedule
-        places = engine.agreement.flats.places
-        sizes = {n: places[n].view.nbytes for n in engine.parameters}
+        self.schedule = engine.exchange.schedule
+        views = engine.exchange.flat.views
+        sizes = {n: views[n].view.nbytes for n in engine.parameters}
         self.choice = ScheduleTuner(self.schedule, [Layer(name, n) for name, n in sizes.items()])
         self._due = False
         self._asked: list[PendingMeasurements] = []
@@ -69,10 +67,10 @@ class Replanning:
         self.watch.step = step + 1
         if self.watch.step % self.schedule.every == 0:
             self._due = True
-            self.engine.line.submit(lambda: self._issue(step))
+            self.engine.queue.submit(lambda: self._issue(step))
 
     def _issue(self, step: int) -> None:
-        tasks = self.engine.agreement.tasks
+        tasks = self.engine.exchange.buckets
         nbytes = [bound.task.nbytes for bound in tasks]
         sizes = (mean_nbytes(nbytes),) if self._times else ()
         layout = MeasurementLayout(tuple(self.engine.parameters), sizes, self.schedule.every)
@@ -98,7 +96,7 @@ class Replanning:
         if not self._due:
             return
         self._due = False
-        self.engine.line.join()
+        self.engine.queue.join()
         layout, numbers, work = self._asked.pop()
         if work is not None:
             work.wait()
@@ -111,31 +109,15 @@ class Replanning:
             self._bind(planned)
 
     def _bind(self, planned: Planned) -> None:
-        agreement = self.engine.agreement
+        agreement = self.engine.exchange
         changed = agreement.rebind(planned.schedule, planned.layers, planned.link.cost)
         self.engine.early = planned.schedule.early
         if changed:
             self.engine.bind()
         if self.context.world.is_main and (changed or self._times):
-            cut = summary([bound.keys for bound in agreement.tasks])
+            cut = summary([bound.keys for bound in agreement.buckets])
             level = logging.INFO if self._times else logging.DEBUG
             log.log(level, "%s: %s (%s): %s", self.schedule, planned.schedule, cut, planned.why)
-
-
-def engine(
-    agreement: Exchange, wire: Wire, *, parameters: Mapping[str, Tensor], context: RunContext
-) -> tuple[Engine, Replanning | None]:
-    """What drives an agreement, and what plans it anew if its schedule measures."""
-    measures = agreement.schedule.measures
-    watch = StepTimer()
-    made = Engine(
-        agreement,
-        wire,
-        parameters=parameters,
-        worker=context.replica_index.worker,
-        watch=watch if measures == "times" else None,
-    )
-    return made, None if measures == "nothing" else Replanning(made, watch, context)
 
 
 class Changes:

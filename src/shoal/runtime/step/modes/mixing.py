@@ -1,6 +1,6 @@
 """D-PSGD: parameters travel to the neighbours while the gradient is computed.
 
-With a compressor that tracks (CHOCO-SGD) public copies of models are mixed in place of models.
+With a compressor that tracks (CHOCO-SGD), public copies of the models are mixed instead.
 """
 
 from __future__ import annotations
@@ -11,32 +11,26 @@ from typing import Any
 import torch
 
 from shoal.axes.compression import Trait
-from shoal.runtime.step.exchange import Exchange
-from shoal.runtime.step.modes.mode import Apply, Asks, Parameters
+from shoal.flow import Asks
+from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 
 
-class MixingMode:
-    """x_i <- sum_j W_ij x_j - my step; exchange and gradient overlap.
+class MixingMode(Mode):
+    """x_i <- sum_j W_ij x_j - step_i; the exchange overlaps with the gradient's computation.
 
-    Where copies x^ travel, x_i <- x_i + gamma sum_j W_ij (x^_j - x^_i) - my step.
-
-    Args:
-        parameters: the model, updated in place.
-        models: the agreement on the model: the wire answers with my row of W.
-        period: steps between exchanges.
+    Where copies x^ travel, x_i <- x_i + gamma sum_j W_ij (x^_j - x^_i) - step_i. The wire answers
+    with row i of W.
     """
 
-    gradients = None
-    agrees = False
-
-    def __init__(self, parameters: Parameters, models: Exchange, period: int) -> None:
-        self.parameters = parameters
-        self.models = models
-        self.period = period
+    def __init__(self, setup: ModeSetup) -> None:
+        super().__init__(setup)
+        self.parameters = setup.parameters
+        self.exchange = setup.exchange()
+        self.period = setup.strategy.synchrony.period
         self.steps = 0
-        self.before: dict[str, torch.Tensor] = {}
-        models.moves = Trait.TRACKS in models.compressor.traits
-        self.gamma = models.compressor.gamma
+        self._sent: dict[str, torch.Tensor] = {}
+        self.exchange.moves = Trait.TRACKS in self.exchange.compressor.traits
+        self.gamma = self.exchange.compressor.gamma
 
     @torch.no_grad()
     def opening(self) -> list[Asks]:
@@ -44,35 +38,35 @@ class MixingMode:
         if not self.due():
             return []
         for name, p in self.parameters.items():
-            self.models.flats.places[name].view.copy_(p)
-        if not self.models.moves:
-            self.before = {name: p.detach().clone() for name, p in self.parameters.items()}
-        return [self.models.flow(index) for index in range(len(self.models.tasks))]
+            self.exchange.flat.views[name].view.copy_(p)
+        if not self.exchange.moves:
+            self._sent = {name: p.detach().clone() for name, p in self.parameters.items()}
+        return [self.exchange.flow(index) for index in range(len(self.exchange.buckets))]
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
-        """Take my step, then move by what mixing changed."""
+        """Take this worker's step, then move by what mixing changed."""
         due = self.due()
         with torch.enable_grad():
             apply()
         self.steps += 1
         if due:
             for name, p in self.parameters.items():
-                told = self.models.flats.places[name].view
-                p += self.gamma * told if self.models.moves else told - self.before[name]
-            self.before = {}
-            self.models.end_round()
+                mixed = self.exchange.flat.views[name].view
+                p += self.gamma * mixed if self.exchange.moves else mixed - self._sent[name]
+            self._sent = {}
+            self.exchange.end_round()
         yield from ()
 
     def due(self) -> bool:
-        """Whether the running step mixes."""
+        """Return whether the current step mixes."""
         return (self.steps + 1) % self.period == 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Steps, rounds, and the copies where such travel."""
-        return {"steps": self.steps, "models": self.models.state_dict()}
+    def state_dict(self) -> State:
+        """Return the step count, the rounds, and the public copies where these travel."""
+        return {"steps": self.steps, "models": self.exchange.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off; of an empty state, begin anew."""
+        """Load what ``state_dict`` returned; an empty state starts anew."""
         self.steps = int(state.get("steps", 0))
-        self.models.load_state_dict(state.get("models", {}))
+        self.exchange.load_state_dict(state.get("models", {}))

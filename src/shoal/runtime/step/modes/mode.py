@@ -1,45 +1,241 @@
-"""What one worker does in a step, as flows: one text for processes, lockstep and simulation."""
+"""A mode is how one worker's steps and the other workers' come together.
+
+A mode owns its exchange. Its verbs are called in the order of a step:
+
+1. ``begin``   the step starts: send what may travel during forward and backward;
+2. ``arm``     the last backward of the step comes next: gradients may leave as they arrive;
+3. ``agree``   backward is over: average the gradients, publish the step report;
+4. ``finish``  take the optimizer's step, exchange parameters or changes where that is due.
+
+What travels is written as flows (``opening``, ``averaging``, ``closing``), so that one text serves
+the processes of a run, which drive the flows over their wire, and the lockstep trainer of the
+tests, which drives the flows of all workers in one process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Protocol, TypeAlias
+import time
+from collections.abc import Callable, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import Tensor
 
-from shoal.flow import Ask
+from shoal.axes.compression.kit.stopwatch import Stopwatch
+from shoal.flow import Ask, Asks, drive
+from shoal.runtime.context import ReplicaIndex, RunContext
+from shoal.runtime.step.buffers import FlatBuffers, allocator
+from shoal.runtime.step.comm_queue import PendingFlow
 from shoal.runtime.step.exchange import Exchange
+from shoal.runtime.step.hooks import sparse_parameters
+from shoal.runtime.step.model import ModelPart
+from shoal.runtime.step.stats import (
+    GatheredReports,
+    OwnReport,
+    PendingReports,
+    ReportCarrier,
+    StepReport,
+)
+from shoal.runtime.tuning.measure import TracedWire
+from shoal.strategy import Strategy
+from shoal.wire.wire import Wire
 
-Asks: TypeAlias = Generator[Ask, Any, None]
-Apply: TypeAlias = Callable[[], None]
-"""Take one optimizer step with the gradients in place."""
+Apply: TypeAlias = Callable[[], object]
+"""Takes one optimizer step with the gradients in place."""
+State: TypeAlias = dict[str, Any]
 
 
-class Mode(Protocol):
-    """How a worker's steps and the others' come together."""
+@dataclass(frozen=True)
+class ModeSetup:
+    """What a mode is built from.
+
+    Args:
+        source: the model that this rank trains.
+        optimizer: the user's optimizer.
+        wire: answers the asks of flows.
+        context: the run.
+        timed: whether exchanges take time, which some compressors measure.
+    """
+
+    source: ModelPart
+    optimizer: torch.optim.Optimizer
+    wire: TracedWire
+    context: RunContext
+    timed: bool = True
 
     @property
-    def gradients(self) -> Exchange | None:
-        """Agreed on before the update, task by task, while backward computes; or None."""
+    def carrier(self) -> Wire:
+        """The wire itself, without the tracing."""
+        return self.wire.inner
 
     @property
-    def agrees(self) -> bool:
-        """Whether all workers hold the same model after every step."""
+    def index(self) -> ReplicaIndex:
+        """The number of this worker, and the number of workers."""
+        return self.context.replica_index
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """The strategy. One worker needs no server: its own optimizer steps."""
+        served = self.context.strategy.coordination.via == "server"
+        return Strategy() if served and self.index.workers == 1 else self.context.strategy
+
+    @cached_property
+    def sparse(self) -> dict[str, Tensor]:
+        """The parameters whose gradients are exchanged as sparse rows."""
+        ids = sparse_parameters(self.source.model, self.context.strategy)
+        return {n: p for n, p in self.source.trainable().items() if id(p) in ids}
+
+    @cached_property
+    def parameters(self) -> dict[str, Tensor]:
+        """The other trainable parameters, in forward order."""
+        return {n: p for n, p in self.source.trainable().items() if n not in self.sparse}
+
+    @cached_property
+    def reports(self) -> ReportCarrier:
+        """How step reports reach all ranks, unless they travel with the gradients."""
+        world = self.context.world
+        return OwnReport() if world.size == 1 else GatheredReports(world.size, self.context.copies)
+
+    def exchange(self, *, tail: int = 0) -> Exchange:
+        """Return an exchange of tensors with the shapes of the parameters.
+
+        Args:
+            tail: numbers that travel behind the last tensor.
+        """
+        s, workers = self.strategy, self.index.workers
+        allocate = allocator(s, self.context.group, workers=workers)
+        flat = FlatBuffers(self.parameters, tail=tail, allocate=allocate)
+        exchange = Exchange(flat, s.scheduling, s.compression)
+        if s.compression.timed and self.timed:
+            exchange.stopwatch = Stopwatch(speaks=self.context.world.is_main)
+        return exchange
+
+
+class Mode:
+    """The base of all modes: it drives a mode's flows over its wire.
+
+    Args:
+        setup: what the mode is built from.
+    """
+
+    agrees: ClassVar[bool] = False  # whether all workers hold the same model after every step
+    defers: ClassVar[bool] = False  # whether updates happen during the next forward
+
+    def __init__(self, setup: ModeSetup) -> None:
+        self.wire = setup.wire
+        self.reports = setup.reports
+        self._opened: list[PendingFlow] = []
+
+    @property
+    def equal_now(self) -> bool:
+        """Whether all workers hold the same model at this moment."""
+        return self.agrees
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether one optimizer state serves all workers."""
+        return self.equal_now
+
+    # Flows, in the order of a step.
 
     def opening(self) -> list[Asks]:
-        """What may travel from the start of the step on."""
+        """Return the flows that may run from the start of the step on."""
+        return []
+
+    def averaging(self) -> Asks:
+        """Average the gradients after backward, in modes that exchange gradients."""
+        yield from ()
 
     def closing(self, apply: Apply) -> Asks:
-        """The end of the step: update, and agree where it is due."""
+        """Take the optimizer's step, and exchange what is due after it."""
+        apply()
+        yield from ()
 
     def due(self) -> bool:
-        """Whether this step ends in an agreement of all."""
+        """Return whether all workers exchange in the current step."""
+        return False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything remembered between steps."""
+    # Verbs, in the order of a step.
+
+    def begin(self, step: int) -> None:
+        """Start the flows that may run from the start of the step on.
+
+        Args:
+            step: the number of the step.
+        """
+        self._opened = [PendingFlow(flow, self.wire) for flow in self.opening()]
+
+    def arm(self, report: Callable[[], StepReport]) -> None:
+        """Prepare for the last backward of the step.
+
+        Args:
+            report: returns this rank's step report, with the loss of that backward.
+        """
+
+    def agree(self, report: StepReport) -> PendingReports:
+        """Average the gradients, and publish the step report where all workers exchange."""
+        drive(self.averaging(), lambda ask: self.wire.ask(ask).wait())
+        return (self.reports if self.due() else OwnReport()).publish(report)
+
+    def finish(self, apply: Apply) -> float:
+        """End the step; return the seconds spent waiting for other workers."""
+        waited = 0.0
+        start = time.perf_counter()
+        for flow in self._opened:
+            flow.finish()
+        if self._opened:
+            waited = time.perf_counter() - start
+        self._opened = []
+
+        def answer(ask: Ask) -> Any:
+            nonlocal waited
+            asked = time.perf_counter()
+            result = self.wire.ask(ask).wait()
+            waited += time.perf_counter() - asked
+            return result
+
+        drive(self.closing(apply), answer)
+        return waited
+
+    # Between steps.
+
+    def skip(self) -> None:
+        """Forget what the current step added to the state, because it contains a NaN."""
+
+    def clear(self) -> None:
+        """Drop what was kept beside the gradients."""
+
+    def drain(self) -> None:
+        """Finish pending updates, so that the parameters may be read."""
+
+    def close(self) -> None:
+        """Remove hooks and end threads."""
+
+    def leave(self) -> None:
+        """End the run for this worker; peers may still need it until then."""
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Keep peers from changing this worker's parameters; most modes have no such peers."""
+        return nullcontext()
+
+    def pull(self) -> Set[int]:
+        """Copy the servers' model into this one; return the addresses that were written."""
+        return frozenset()
+
+    def optimizer_state(self, own: State) -> State:
+        """Return the optimizer's state that counts: this worker's own, or the servers'."""
+        return own
+
+    def load_remote(self, state: State) -> State:
+        """Give model and optimizer state to the servers; return the state to load here."""
+        return state
+
+    def state_dict(self) -> State:
+        """Return everything remembered between steps."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off; of an empty state, begin from the model as is."""
-
-
-Parameters: TypeAlias = Mapping[str, Tensor]
+        """Load what ``state_dict`` returned; an empty state starts from the model as it is."""

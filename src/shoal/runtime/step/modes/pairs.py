@@ -1,45 +1,40 @@
-"""AD-PSGD: after a step, move to the common mean with one random neighbour."""
+"""AD-PSGD: after a step, average the model with one random neighbour's."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from shoal.flow import Pair
-from shoal.runtime.step.modes.mode import Apply, Asks, Parameters
+from shoal.flow import Asks, Pair
+from shoal.runtime.remote.pairs import PairWire
+from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 
 
-class PairsMode:
-    """One event is one round: x_i, x_j <- (x_i + x_j) / 2, then my step, and nobody else waits.
+class PairsMode(Mode):
+    """One event is one round: x_i, x_j <- (x_i + x_j) / 2 after step i, and no one else waits.
 
-    The peer moves by itself when my model reaches it and answers with the mean; I move by the
-    difference between that mean and what I sent. The sum of both models is kept.
-
-    Args:
-        parameters: the model, updated in place.
-        neighbours: whom I may ask.
-        seed: of the choice; a worker's choices are its own.
+    The peer changes its own model when this worker's arrives, and answers with the mean; this
+    worker moves by the difference between that mean and what it sent. So the sum of both models is
+    preserved, even if a third worker changes one of them meanwhile.
     """
 
-    gradients = None
-    agrees = False
-
-    def __init__(self, parameters: Parameters, neighbours: Sequence[int], seed: str) -> None:
-        self.parameters = parameters
-        self.neighbours = tuple(neighbours)
-        self.seed = seed
+    def __init__(self, setup: ModeSetup) -> None:
+        super().__init__(setup)
+        self._carrier = setup.carrier  # a `PairWire`, unless there is one worker only
+        worker, workers = setup.index
+        row = setup.strategy.coordination.mixing(workers, 0)[worker]
+        self.parameters = setup.parameters
+        self.neighbours = tuple(j for j, weight in enumerate(row) if weight and j != worker)
+        self.seed = f"pairs/{worker}"  # each worker makes its own choices
         self.events = 0
-
-    def opening(self) -> list[Asks]:
-        """Nothing travels before the step is done."""
-        return []
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
-        """Take my step, then meet one neighbour."""
+        """Take this worker's step, then average with one neighbour."""
         with torch.enable_grad():
             apply()
         self.events += 1
@@ -51,14 +46,20 @@ class PairsMode:
         for p, before, mean in zip(self.parameters.values(), sent, means, strict=True):
             p += mean - before
 
-    def due(self) -> bool:
-        """Never of all workers at once."""
-        return False
+    def finish(self, apply: Apply) -> float:
+        """End the step; peers cannot change the parameters during the update."""
+        with self.lock():
+            return super().finish(apply)
 
-    def state_dict(self) -> dict[str, Any]:
-        """How many events there were."""
+    def lock(self) -> AbstractContextManager[object]:
+        """Hold the wire's lock, so that peers cannot change the parameters."""
+        carrier = self._carrier
+        return carrier.lock if isinstance(carrier, PairWire) else nullcontext()
+
+    def state_dict(self) -> State:
+        """Return the number of events."""
         return {"events": self.events}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off; of an empty state, begin anew."""
+        """Load what ``state_dict`` returned; an empty state starts anew."""
         self.events = int(state.get("events", 0))

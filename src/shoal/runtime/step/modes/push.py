@@ -1,64 +1,90 @@
-"""Push a gradient to the servers, pull what the model has become; wait for nobody else."""
+"""Push a gradient to the servers and pull their model; wait for no other worker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Set
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 
-from shoal.flow import Push
-from shoal.runtime.step.exchange import Exchange
-from shoal.runtime.step.modes.mode import Apply, Asks, Parameters
+from shoal.flow import Asks, Push
+from shoal.runtime.remote.client import await_all, fetch, give, pull, take_over
+from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
+from shoal.wire.server import ServerWire
 
 
-class PushMode:
-    """The server holds the model and the optimizer; a worker's own optimizer never steps.
+class PushMode(Mode):
+    """Asynchronous and stale-synchronous SGD: servers hold the model and the optimizer.
 
-    Args:
-        parameters: the model, overwritten by what the server answers.
-        pushes: my gradients and what compression remembers of them.
-        collect: puts the gradients of the last backward into ``pushes``.
+    This worker's own optimizer never steps, until the run ends and it takes the servers' state.
     """
 
-    gradients = None
-    agrees = False
+    def __init__(self, setup: ModeSetup) -> None:
+        super().__init__(setup)
+        self.setup = setup
+        self.server = cast(ServerWire, setup.carrier)  # in a run; the lockstep trainer has none
+        self.left = False  # this worker has left the servers, with a copy of their state
+        self.parameters = setup.parameters
+        self.exchange = setup.exchange()
 
-    def __init__(
-        self, parameters: Parameters, pushes: Exchange, collect: Callable[[], None]
-    ) -> None:
-        self.parameters = parameters
-        self.pushes = pushes
-        self.collect = collect
+    @property
+    def equal_now(self) -> bool:
+        """Whether all workers hold the same model at this moment: once they have left."""
+        return self.left
 
-    def opening(self) -> list[Asks]:
-        """Nothing travels before the gradient is complete."""
-        return []
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether one optimizer state serves all workers: the servers'."""
+        return True
 
     def closing(self, apply: Apply) -> Asks:
-        """Push, wait for the answer, take the server's model.
+        """Push the gradients, and copy the model that the servers answer with.
 
-        What has no gradient is not pushed: the server's momentum must not move it. A step that is
-        skipped pushes nothing, and is a tick of my clock all the same.
+        A parameter without a gradient is not pushed: the servers' momentum must not move it. A
+        skipped step pushes nothing, but still advances this worker's clock.
         """
-        self.collect()
-        here = {name for name, p in self.parameters.items() if p.grad is not None}
-        model = yield Push(self.pushes.messages(here))
+        self.setup.source.collect(self.exchange)
+        used = {name for name, p in self.parameters.items() if p.grad is not None}
+        model = yield Push(self.exchange.messages(used))
         with torch.no_grad():
             for name, value in model.items():
                 self.parameters[name].copy_(value)
         for p in self.parameters.values():
             p.grad = None
-        apply()  # on nothing: my optimizer only has to be seen stepping, by its schedulers
+        apply()  # without gradients: learning-rate schedulers only check that it stepped
 
-    def due(self) -> bool:
-        """Never of all workers at once."""
-        return False
+    def pull(self) -> Set[int]:
+        """Copy the servers' model into this one; return the addresses that were written."""
+        if self.left:
+            return frozenset()
+        return {t.data_ptr() for t in pull(self.server, self.setup.source).values()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The compressor's memory; the model is the server's to save."""
-        return self.pushes.state_dict()
+    def optimizer_state(self, own: State) -> State:
+        """Return the servers' optimizer state, with this worker's hyper-parameters."""
+        return own if self.left else fetch(self.server, own)
+
+    def load_remote(self, state: State) -> State:
+        """Give model and optimizer state to the servers; the state to load here is empty."""
+        if self.left:
+            return state
+        dist.barrier()  # every worker has stopped pushing
+        if self.setup.context.world.rank == 0:
+            give(self.server, self.parameters, state)
+        dist.barrier()
+        return {**state, "state": {}}
+
+    def leave(self) -> None:
+        """Wait for the last push of every worker, then copy the servers' state."""
+        if not self.left:
+            await_all(self.server, self.setup.context)
+            take_over(self.server, self.setup.source, self.setup.optimizer)
+            self.left = True
+
+    def state_dict(self) -> State:
+        """Return the compressor's state; the model is the servers' to save."""
+        return self.exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where ``state_dict`` left off."""
-        self.pushes.load_state_dict(state)
+        """Load what ``state_dict`` returned."""
+        self.exchange.load_state_dict(state)

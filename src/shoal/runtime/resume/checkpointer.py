@@ -1,0 +1,205 @@
+"""When a run saves and restores.
+
+A batch counts as trained once the loader has yielded it. So ``run.save`` belongs between two
+batches (after the step), and automatic saves wait until the loop asks for the next batch: then all
+models of the run are updated, schedulers have stepped, and each batch is trained exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from shoal.errors import CheckpointError, CheckpointMissing, UsageError
+from shoal.runtime.context import RunContext
+from shoal.runtime.step.batches import RunLoader, RunPosition
+from shoal.runtime.step.replica import Replica
+from shoal.runtime.world import env
+from shoal.runtime.world.error_context import ErrorContext
+
+if TYPE_CHECKING:
+    from shoal.checkpoint import Loaded
+
+log = logging.getLogger("shoal")
+
+
+class Checkpointer:
+    """Saves and restores a run.
+
+    Args:
+        context: the run; its settings name the directory.
+        replicas: the models.
+        position: the step number and the loaders.
+        drain: finishes pending updates.
+
+    Attributes:
+        random_state: to be restored at the next batch or step, after a restore.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        replicas: Mapping[str, Replica],
+        position: RunPosition,
+        *,
+        drain: Callable[[], None],
+    ) -> None:
+        self.context, self.replicas, self.position = context, replicas, position
+        self.random_state: dict[str, Any] | None = None
+        self._drain = drain
+        self._directory = context.settings.checkpoint
+        self._last_step: int | None = None  # last saved or restored
+        self._due = False  # a save waits until the loop is done with its batch
+        self._loaded: Loaded | None = None
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Save the run; all ranks must call it together."""
+        from shoal import checkpoint
+        from shoal.runtime.resume.save import snapshot
+
+        root = self._root(path)
+        self._drain()
+        state = snapshot(self.context, self.replicas, self.position)
+        options = checkpoint.SaveOptions(keep=self.context.settings.keep, group=self._group())
+        written = checkpoint.save(root, state, step=self.position.steps, options=options)
+        self._last_step, self._due = self.position.steps, False
+        return written
+
+    def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
+        """Load the newest good checkpoint; return whether there was one."""
+        from shoal import checkpoint
+        from shoal.runtime.resume.restore import Restorer
+
+        world = self.context.world
+        root = self._root(path)
+        try:
+            loaded = checkpoint.load(root, rank=world.rank, size=world.size, group=self._group())
+        except CheckpointMissing:
+            if path is not None:
+                raise
+            return False
+        restorer = Restorer(self.context, loaded)
+        restorer.check(self.replicas, self.position.loaders)
+        self._drain()
+        for name, replica in self.replicas.items():
+            restorer.restore(name, replica)
+        restorer.restore_stateful()
+        self.position.steps = int(loaded.meta["steps"])
+        self._last_step, self._due, self._loaded = self.position.steps, False, loaded
+        self.random_state = restorer.own["rng"] if restorer.own is not None else None
+        for loader in self.position.loaders:
+            self._place(loader)
+        if world.size > 1 and not self.context.strategy.synchrony.waits:
+            dist.barrier()  # a peer that is ready must not change a model not yet restored
+        if world.is_main:
+            log.info("restored step %d from %s", self.position.steps, loaded.path)
+            restorer.log_changes()
+        return True
+
+    def restore_random_state(self, *, keep: bool = False) -> None:
+        """Restore the random state of a restored checkpoint.
+
+        It happens at the first batch or step after the restore, so that data that the script makes
+        after ``distribute`` from a seeded generator are the same as in the first run.
+
+        Args:
+            keep: restore it once more at the next batch or step.
+        """
+        if self.random_state is not None:
+            from shoal import checkpoint
+
+            checkpoint.set_rng_state(self.random_state)
+            if not keep:
+                self.random_state = None
+
+    def add_loader(self, loader: RunLoader) -> None:
+        """Add a loader to the run, at the position where the checkpoint left it."""
+        self.position.loaders.append(loader)
+        self._place(loader)
+
+    def _place(self, loader: RunLoader) -> None:
+        """Give the k-th loader of the script the position of the k-th that was saved."""
+        loader.step = self.position.steps
+        loader.on_start, loader.on_batch_done = self.restore_random_state, self._save_due
+        if self._loaded is not None:
+            saved = self._loaded.meta["feeds"]
+            index = self.position.loaders.index(loader)
+            if index < len(saved):
+                loader.load_state_dict(saved[index])
+
+    def save_if_due(self) -> None:
+        """Save every so many steps: now, or when the loop asks for its next batch."""
+        settings = self.context.settings
+        if settings.checkpoint is None or self.position.steps % settings.every:
+            return
+        self._due = True
+        self._warn_of_later_checkpoints()
+        if not any(loader.busy for loader in self.position.loaders):
+            self._save_due()
+
+    def _warn_of_later_checkpoints(self) -> None:
+        """Warn of another run's later checkpoints, from which ``--resume`` would continue."""
+        if self._last_step is not None or not self.context.world.is_main:
+            return
+        from shoal import checkpoint
+
+        newest = checkpoint.newest(self._directory or ".")
+        if newest is not None and int(newest.name.rpartition("-")[2]) > self.position.steps:
+            log.warning(
+                "%s is of another run and later than this one's: --resume would continue from it; "
+                "give each run a directory of its own",
+                newest,
+            )
+
+    def _save_due(self) -> None:
+        """Do the save that is due. A failure does not end the training: the next may succeed."""
+        if not self._due:
+            return
+        self._due = False
+        try:
+            with ErrorContext(self.context.world, self.position.steps, "save"):
+                self.save()
+        except CheckpointError as error:
+            if self.context.world.is_main:
+                step = self.position.steps
+                log.error("step %d was not saved, training goes on: %s", step, error)
+
+    def save_last(self) -> None:
+        """Save at the end of the run what was trained since the last save."""
+        steps = self.position.steps
+        if self._directory is not None and self._last_step != steps and steps:
+            self._due = True
+            self._save_due()
+
+    def resume(self) -> None:
+        """Restore the newest checkpoint under ``shoal run --resume``, or after a restart."""
+        if os.environ.get(env.RESUME) != "1":
+            return
+        if self._directory is None and self.context.world.generation == 0:
+            raise UsageError(
+                "--resume, but there is no checkpoint directory: give shoal run --checkpoint or "
+                "distribute(checkpoint=...)"
+            )
+        if self._directory is None:  # a restart of a run without checkpoints
+            return
+        if not self.restore() and self.context.world.is_main:
+            log.info("nothing to resume in %s: starting anew", self._directory)
+
+    def _root(self, path: str | os.PathLike[str] | None) -> Path:
+        """Return the directory given, or the run's own."""
+        root = path if path is not None else self._directory
+        if root is None:
+            raise UsageError(
+                "where to? give run.save(path), distribute(checkpoint=...) or shoal run "
+                "--checkpoint"
+            )
+        return Path(root)
+
+    def _group(self) -> dist.ProcessGroup | None:
+        """Return the ranks that save and load together."""
+        return dist.group.WORLD if self.context.world.size > 1 else None

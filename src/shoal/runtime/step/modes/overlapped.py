@@ -1,0 +1,166 @@
+"""Average the gradients while backward computes them: all workers keep one model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shoal import rules
+from shoal.axes.compression import Trait
+from shoal.flow import Asks
+from shoal.runtime.step.engine import Engine
+from shoal.runtime.step.hooks import Factors, average_rows
+from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
+from shoal.runtime.step.stats import (
+    REPORT_WIDTH,
+    PendingReports,
+    StepReport,
+    TailReports,
+    find_unused,
+)
+from shoal.runtime.tuning.measure import StepTimer
+from shoal.runtime.tuning.replan import Replanning
+
+
+class FixedPlan:
+    """The plan of schedules that measure nothing: the buckets stay the same."""
+
+    def begin(self) -> None:
+        """Do nothing at the start of a step."""
+
+    def ask(self) -> None:
+        """Send no measurements."""
+
+    def renew(self) -> None:
+        """Keep the buckets."""
+
+
+class OverlappedGradients(Mode):
+    """Gradients leave as they arrive; after backward only the last of them are waited for.
+
+    Dense gradients go through the `Engine`. Sparse ones (rows of embeddings) are averaged after
+    them, and factors of linear layers are collected for compressors that send these.
+    """
+
+    agrees = True
+
+    def __init__(self, setup: ModeSetup) -> None:
+        super().__init__(setup)
+        self.step = 0
+        self.context, self.optimizer = setup.context, setup.optimizer
+        self.parameters, self.sparse = setup.parameters, setup.sparse
+        in_tail = can_ride(setup)
+        tail = REPORT_WIDTH * setup.index.workers if in_tail else 0
+        self.exchange = setup.exchange(tail=tail)
+        _ = self.exchange.flat.storage  # all ranks allocate shared memory at the same time
+        if in_tail:
+            self.reports = TailReports(self.exchange.flat.tail, setup.index.worker)
+        measures, timer = self.exchange.schedule.measures, StepTimer()
+        self.engine = Engine(
+            self.exchange,
+            setup.wire,
+            parameters=self.parameters,
+            reports=self.reports,
+            timer=timer if measures == "times" else None,
+        )
+        self.planner: Replanning | FixedPlan = FixedPlan()
+        if measures != "nothing":
+            self.planner = Replanning(self.engine, timer, setup.context)
+        wanted = Trait.FACTORS in self.exchange.compressor.traits
+        self.factors = Factors(setup.source.model, self.parameters if wanted else {})
+        self.exchange.factors = self.factors
+
+    def due(self) -> bool:
+        """Return True: all workers exchange in every step."""
+        return True
+
+    def begin(self, step: int) -> None:
+        """Start to measure the step, where the schedule needs that."""
+        self.step = step
+        self.planner.begin()
+
+    def arm(self, report: Callable[[], StepReport]) -> None:
+        """Let gradients leave during the next backward, if the schedule overlaps."""
+        self._renew_plan()
+        if self.exchange.schedule.overlaps:
+            self.engine.arm(report)
+
+    def agree(self, report: StepReport) -> PendingReports:
+        """Send the rest, wait for all buckets, and average sparse gradients."""
+        unused, pending = self._send(report)
+        start = time.perf_counter()
+        self.engine.settle()
+        reports = pending()
+        seconds = time.perf_counter() - start
+        self.context.recorder.add("wait", "agree", start, seconds, 0, self.step)
+        if self.sparse:
+            average_rows(self.sparse.values(), self.wire)
+        if reports.unused:
+            self._drop_unused(unused)
+        return lambda: reports
+
+    def _send(self, report: StepReport) -> tuple[set[str], PendingReports]:
+        """Start what has not left: buckets, the step report, measurements for the planner."""
+        self._renew_plan()  # a loop without run.micro comes here without arm
+        unused = set(self.engine.send_rest(report))
+        unused |= {name for name, p in self.sparse.items() if p.grad is None}
+        report = report._replace(unused=len(unused))
+        # Behind the gradients, so that all ranks enter their collectives in the same order.
+        pending = self.engine.queue.call(lambda: self.reports.publish(report))
+        self.planner.ask()
+        return unused, pending
+
+    def _renew_plan(self) -> None:
+        """Finish the step before; while nothing is under way, the buckets may change."""
+        self.drain()
+        self.planner.renew()
+
+    def _drop_unused(self, unused: set[str]) -> None:
+        """Remove gradients that no worker has: momentum must not move these parameters."""
+        parameters = {**self.parameters, **self.sparse}
+        for name in find_unused(unused, list(parameters), self.context.group)():
+            parameters[name].grad = None
+
+    def closing(self, apply: Apply) -> Asks:
+        """Update with the averaged gradient."""
+        apply()
+        self.exchange.end_round()
+        yield from ()
+
+    def skip(self) -> None:
+        """Restore the compressor's state from before the step."""
+        self.exchange.revert()
+
+    def clear(self) -> None:
+        """Drop the factors of the gradients."""
+        self.factors.clear()
+
+    def close(self) -> None:
+        """Remove the hooks and end the communication thread."""
+        self.factors.close()
+        self.engine.close()
+
+    def state_dict(self) -> State:
+        """Return the compressor's state."""
+        return self.exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+        self.exchange.load_state_dict(state)
+
+
+def can_ride(setup: ModeSetup) -> bool:
+    """Return whether step reports can travel behind the last gradients, at no cost.
+
+    That needs sums of exact numbers, in a type that can count samples, and an order of buckets
+    that ends with the last one.
+    """
+    s = setup.strategy
+    ordered = s.coordination.via == "collective" and rules.can_overlap(s)
+    exact = Trait.LOSSLESS in s.compression.traits and Trait.ELEMENTWISE in s.compression.traits
+    kinds = {(p.dtype, p.device) for p in setup.parameters.values()}
+    fine = all(dtype in (torch.float32, torch.float64) for dtype, _ in kinds)
+    return ordered and not s.scheduling.slices and exact and len(kinds) == 1 and fine
