@@ -10,7 +10,6 @@ import torch
 
 from shoal import rules
 from shoal.axes.compression import Trait
-from shoal.flow import Asks
 from shoal.runtime.step.engine import Engine
 from shoal.runtime.step.hooks import Factors, average_rows
 from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
@@ -69,8 +68,9 @@ class OverlappedGradients(Mode):
         self.planner: Replanning | FixedPlan = FixedPlan()
         if measures != "nothing":
             self.planner = Replanning(self.engine, timer, setup.context)
-        wanted = Trait.FACTORS in self.exchange.compressor.traits
-        self.factors = Factors(setup.source.model, self.parameters if wanted else {})
+        self._sends_factors = Trait.FACTORS in self.exchange.compressor.traits
+        wanted = self.parameters if self._sends_factors else {}
+        self.factors = Factors(setup.source.model, wanted)
         self.exchange.factors = self.factors
 
     def due(self) -> bool:
@@ -124,11 +124,11 @@ class OverlappedGradients(Mode):
         for name in find_unused(unused, list(parameters), self.context.group)():
             parameters[name].grad = None
 
-    def closing(self, apply: Apply) -> Asks:
-        """Update with the averaged gradient."""
+    def finish(self, apply: Apply) -> float:
+        """Update with the averaged gradient; nothing is left to wait for."""
         apply()
         self.exchange.end_round()
-        yield from ()
+        return 0.0
 
     def skip(self) -> None:
         """Restore the compressor's state from before the step."""
@@ -136,7 +136,8 @@ class OverlappedGradients(Mode):
 
     def clear(self) -> None:
         """Drop the factors of the gradients."""
-        self.factors.clear()
+        if self._sends_factors:
+            self.factors.clear()
 
     def close(self) -> None:
         """Remove the hooks and end the communication thread."""
