@@ -55,7 +55,7 @@ class Replica:
         parameters = {id(p): p for p in (*stepped, *self.model.parameters())}
         self._with_gradients = list(parameters.values())
         setup = ModeSetup(self.source, self.optimizer, self.wire, self.context)
-        self._planned = {*setup.parameters, *setup.sparse}
+        self._planned = {**setup.parameters, **setup.sparse}
         hooked = isinstance(self.source, ReplicatedModel) and setup.index.workers > 1
         return choose(setup.strategy, overlaps=hooked)(setup)
 
@@ -119,14 +119,14 @@ class Replica:
     @torch.no_grad()
     def _make_equal(self) -> None:
         """Give all workers the same model: the mean, and rank 0's values of new parameters."""
-        group = self.context.group
+        if not self.mode.agrees:
+            for tensor in self._planned.values():  # also those that were frozen just now
+                self._average(tensor)
         for name, tensor in self.source.trainable().items():
             if name not in self._planned:
                 first = real(tensor.detach()).contiguous()
-                dist.broadcast(first, group=group, group_src=0)
+                dist.broadcast(first, group=self.context.group, group_src=0)
                 real(tensor.detach()).copy_(first)
-            elif not self.mode.agrees:
-                self._average(tensor)
 
     def _average(self, tensor: Tensor) -> None:
         """Replace a tensor by the mean over all workers."""
