@@ -1,16 +1,13 @@
 """Choose the fastest of several candidates by measured times, and notice when to choose again.
 
-A run tunes its schedule, the compressor of each bucket, the route of each message size and the
-number of leaders of a node. All of these follow one loop:
-
 1. *Trial*: each candidate runs for some rounds, and the seconds of each round are recorded.
 2. *Choice*: the ranks agree on the seconds, and the fastest candidate is chosen; the current one
    stays unless another is clearly faster.
 3. *Watch*: rounds that take much longer, or much shorter, at two looks in a row mean that the link
    has changed, and a new trial begins.
 
-A tuner has no clock and asks no other rank: the caller measures and communicates. So equal numbers
-give equal choices on all ranks.
+The caller measures and communicates. A tuner only decides, so equal numbers give equal choices on
+all ranks.
 """
 
 from __future__ import annotations
@@ -46,26 +43,15 @@ class TunerState(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuner:
-    """The rules by which a state changes.
+    """The rules by which a state changes."""
 
-    Args:
-        candidates: how many there are.
-        tries: rounds of each in a trial.
-        clearly: another candidate replaces the current one if it takes less than this share of its
-            seconds.
-        changed: seconds that are so many times longer or shorter mean another link.
-        takes_turns: run the candidates alternately, not one after the other.
-        ordered: of candidates that are about as fast, choose the first, not the fastest.
-        window: samples to keep of each candidate; 0 keeps all.
-    """
-
-    candidates: int
-    tries: int = 1
-    clearly: float = 1.0
-    changed: float = math.inf
-    takes_turns: bool = False
-    ordered: bool = False
-    window: int = 0
+    candidates: int  # how many there are
+    tries: int = 1  # rounds of each in a trial
+    clearly: float = 1.0  # of the current one's seconds: less is clearly faster
+    changed: float = math.inf  # times as long or as short is another link
+    takes_turns: bool = False  # run the candidates alternately, not one after the other
+    ordered: bool = False  # of candidates about as fast choose the first, not the fastest
+    window: int = 0  # samples to keep of each candidate; 0: all
 
     def start(self) -> TunerState:
         """Return the state before the first round."""
@@ -94,11 +80,9 @@ class Tuner:
         return state.trying and state.age >= rounds
 
     def best(self, seconds: Mapping[int, float], current: int = 0) -> int:
-        """Return the fastest candidate, or the current one unless another is clearly faster.
+        """Return the current candidate, or the fastest if that is clearly faster.
 
-        Args:
-            seconds: of each candidate that may be chosen, in the order of candidates.
-            current: the candidate that stays in case of doubt, if it may be chosen.
+        ``seconds`` holds only candidates that may be chosen, in their order.
         """
         fastest = min(seconds, key=seconds.__getitem__)
         least, own = seconds[fastest], seconds.get(current)
@@ -112,15 +96,11 @@ class Tuner:
         return state._replace(at=chosen, age=0, trying=False, chosen=chosen)
 
     def look(self, state: TunerState, seconds: float, *, slight: float = 0.0) -> TunerState:
-        """Compare the seconds of a round with the usual ones; a slight difference is none."""
+        """Compare the seconds of a round with the usual ones; after two odd looks, restart."""
         usual = seconds if state.usual < 0 else state.usual
         less, more = sorted((usual, seconds))
         differs = more > self.changed * less and more - less > slight
         return state._replace(usual=usual, odd=(state.odd + 1) * differs, quiet=state.quiet + 1)
-
-    def drifted(self, state: TunerState) -> bool:
-        """Whether two looks in a row have shown another link: time for a new trial."""
-        return state.odd > 1
 
     def restart(self, state: TunerState) -> TunerState:
         """Begin a new trial; what was recorded and chosen remains until it is replaced."""
@@ -128,12 +108,6 @@ class Tuner:
 
 
 def close(seconds: Mapping[int, float], within: float, most: int | None = None) -> list[int]:
-    """Return the candidates that take at most ``within`` times the least seconds, fastest first.
-
-    Args:
-        seconds: by candidate.
-        within: a factor of 1 or more.
-        most: how many to return at most.
-    """
+    """Return ``most`` candidates that take ``within`` times the least seconds, fastest first."""
     fastest = sorted(seconds, key=seconds.__getitem__)[:most]
     return [index for index in fastest if seconds[index] <= within * seconds[fastest[0]]]

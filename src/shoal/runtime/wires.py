@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -128,16 +128,8 @@ def paths(collective: Collective, index: ReplicaIndex, group: Group) -> Callable
             return tuple(dict.fromkeys(map(_with_hops, offered(nbytes, workers, network))))
 
         collective = replace(collective, contenders=contenders)
-    tuner = RouteTuner(collective, index, group)
-    known: dict[Collective, Path] = {}
-
-    def chosen(tensor: Tensor) -> Path:
-        route = _with_hops(tuner.collective(tensor))
-        if route not in known:
-            known[route] = _path(route, index)
-        return known[route]
-
-    return chosen
+    tuner, path_of = RouteTuner(collective, index, group), cache(partial(_path, index=index))
+    return lambda tensor: path_of(_with_hops(tuner.collective(tensor)))
 
 
 def _with_hops(collective: Collective) -> Collective:
@@ -150,20 +142,14 @@ def _path(collective: Collective, index: ReplicaIndex) -> Path:
 
 
 class RouteTuner:
-    """Chooses a route for each size of message, when the first message of that size comes.
+    """Sums tensors by the route that it chooses when the first message of a size comes.
 
-    1. Before the first message of all, measure the network between all workers, on the device of
-       that message.
+    1. Before the first message of all, measure the network.
     2. Before the first message of about a size, time the contenders, if there are any.
 
     Messages come in the same order on all workers and the workers agree on the measurements, so all
     choose the same. A choice from a file is compared over workers, because hosts may have different
     files under one path.
-
-    Args:
-        collective: one that chooses.
-        index: which worker this is.
-        group: the workers taking part.
     """
 
     def __init__(self, collective: Collective, index: ReplicaIndex, group: Group) -> None:
@@ -172,17 +158,14 @@ class RouteTuner:
         self._collective, self._index, self._group = collective, index, group
         self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
-        self._routes: dict[int, Route] = {}
+        self._runner = cache(partial(_runner, index=index, group=group))
         self._fastest: dict[int, Collective] = {}  # by the power of four that was timed
         self.chosen: dict[int, Collective] = {}
         """nbytes -> the route that carries messages of that size."""
 
     def __call__(self, tensor: Tensor) -> None:
         """Sum a flat tensor over the group, in place."""
-        chosen = self.collective(tensor)
-        if tensor.nbytes not in self._routes:
-            self._routes[tensor.nbytes] = self._runner(chosen)
-        self._routes[tensor.nbytes](tensor)
+        self._runner(self.collective(tensor))(tensor)
 
     def collective(self, tensor: Tensor) -> Collective:
         """Return the route of a tensor; choose it if this is the first one of its size."""
@@ -220,10 +203,6 @@ class RouteTuner:
         finalists = {i: taken for i, taken in enumerate(seconds) if taken < math.inf}
         return routes[Tuner(len(routes), clearly=CLEARLY).best(finalists)]
 
-    def _runner(self, collective: Collective) -> Route:
-        native = partial(dist.all_reduce, group=self._group)
-        return routed(collective, self._index, self._group) or native
-
     def _compare(self, chosen: Collective, tensor: Tensor) -> None:
         """Raise LayoutMismatch unless all workers have chosen the same route."""
         digest = zlib.crc32(repr(chosen).encode())
@@ -235,6 +214,10 @@ class RouteTuner:
                 f" {chosen}, another worker read another route: "
                 "give all hosts the same report of shoal bench routes"
             )
+
+
+def _runner(route: Collective, index: ReplicaIndex, group: Group) -> Route:
+    return routed(route, index, group) or partial(dist.all_reduce, group=group)
 
 
 def _repeat(route: Route, tensor: Tensor, times: int) -> None:

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -49,29 +49,22 @@ class Curve(NamedTuple):
             return least
         if nbytes >= last:
             return most + (most - least) / (last - first) * (nbytes - last)
-        for (low, below), (high, above) in pairwise(self.points):
-            if nbytes <= high:
-                return below + (above - below) * (nbytes - low) / (high - low)
-        return most
+        around = (pair for pair in pairwise(self.points) if nbytes <= pair[1][0])
+        (low, below), (high, above) = next(around)
+        return below + (above - below) * (nbytes - low) / (high - low)
 
 
 def rising(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
     """Return the curve through these points; one below its predecessor is noise, and is raised."""
-    points: list[tuple[float, float]] = []
-    for nbytes, taken in zip(sizes, seconds, strict=True):
-        points.append((nbytes, max(taken, points[-1][1] if points else 0.0)))
-    return Curve(tuple(points))
+    return Curve(tuple(zip(sizes, accumulate(seconds, max), strict=True)))
 
 
 def probe(
     group: Group, device: torch.device, *, sizes: tuple[int, ...] = SIZES
 ) -> tuple[Curve, Curve]:
-    """Return the curves of one message and of the backend's all-reduce. All ranks must call it.
+    """Return the curves of one message and of the backend's all-reduce, at rising sizes.
 
-    Args:
-        group: the ranks taking part, two at least.
-        device: where messages are allocated.
-        sizes: in bytes, rising.
+    All ranks of the group, two at least, must call it.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     passing = Leg({(rank + 1) % world: [0]}, {(rank - 1) % world: [(0, True)]})
@@ -80,13 +73,9 @@ def probe(
         flat = blank(nbytes, device)
         calls.append(partial(run_legs, flat, (passing,), chunks=1, group=group))
         calls.append(partial(dist.all_reduce, flat, group=group))
-    seconds: list[list[float]] = [[] for _ in calls]
-    for turn in range(1 + _REPEATS):
-        for call, taken in zip(calls, seconds, strict=True):
-            lasted = _seconds(call, device)
-            if turn:  # the first opens connections and allocates buffers
-                taken.append(lasted)
-    medians = torch.tensor([statistics.median(taken) for taken in seconds], device=device)
+    turns = [[_seconds(call, device) for call in calls] for _ in range(1 + _REPEATS)]
+    counted = zip(*turns[1:], strict=True)  # the first opens connections and allocates buffers
+    medians = torch.tensor([statistics.median(taken) for taken in counted], device=device)
     dist.all_reduce(medians, op=dist.ReduceOp.MAX, group=group)
     message, native = medians.view(-1, 2).T.tolist()
     return rising(sizes, message), rising(sizes, native)
@@ -111,11 +100,6 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
 
     After each turn all ranks have the times of the slowest rank, so all drop the same calls: after
     a few turns, or after the first one if it takes long. All ranks must call this function.
-
-    Args:
-        calls: collectives of the group.
-        group: the ranks.
-        device: on which calls work.
     """
     taken: list[list[float]] = [[] for _ in calls]
     running, spent = list(range(len(calls))), 0.0

@@ -27,7 +27,7 @@ from shoal.axes.compression import (
     tuned,
 )
 from shoal.axes.compression.kit.stopwatch import Stopwatch
-from shoal.axes.compression.tuned import PATIENCE, TRIES, CompressorTuner, Cost
+from shoal.axes.compression.tuned import PATIENCE, TRIES, CandidateCost, CompressorTuner
 from shoal.axes.scheduling import Schedule, fused, priority, wfbp
 from shoal.errors import BadArgument, ConflictError
 from shoal.flow import Ask, Flow, nbytes, through
@@ -269,22 +269,22 @@ def rules(*, most: float = 1.0) -> CompressorTuner:
 def test_the_fastest_is_taken_and_of_like_ones_the_gentler(
     seconds: tuple[float, ...], current: int, expected: int
 ) -> None:
-    assert rules().pick([Cost(s / 2, s / 2, 0) for s in seconds], current) == expected
+    assert rules().pick([CandidateCost(s / 2, s / 2, 0) for s in seconds], current) == expected
 
 
 def test_a_residual_over_the_bound_rules_out() -> None:
-    costs = [Cost(9, 9, 0), Cost(2, 2, 0.5), Cost(1, 1, 1.5)]
+    costs = [CandidateCost(9, 9, 0), CandidateCost(2, 2, 0.5), CandidateCost(1, 1, 1.5)]
     assert rules().pick(costs, 2) == 1
     assert rules(most=2.0).pick(costs, 0) == 2
     assert rules().pick([k._replace(residual=k.residual + 2) for k in costs], 2) == 0
 
 
 def test_one_odd_look_is_none_two_are_another_link() -> None:
-    tuner, costs = rules(), [Cost(1, 4, 0)] * 3
+    tuner, costs = rules(), [CandidateCost(1, 4, 0)] * 3
     state = tuner.start()._replace(trying=False, age=EVERY - 1)
     state = tuner.judge(state, costs)
     assert state.usual == 4
-    odd = [Cost(1, 9, 0)] * 3
+    odd = [CandidateCost(1, 9, 0)] * 3
     state = tuner.judge(tuner.judge(state, odd), costs)
     assert not state.odd
     assert not tuner.judge(state, odd).trying
@@ -292,7 +292,7 @@ def test_one_odd_look_is_none_two_are_another_link() -> None:
 
 
 def test_after_many_quiet_looks_all_are_tried_again_and_later_each_time() -> None:
-    tuner, costs = rules(), [Cost(1, 4, 0.5)] * 3
+    tuner, costs = rules(), [CandidateCost(1, 4, 0.5)] * 3
     state = tuner.start()._replace(trying=False, usual=4.0, residuals=(0.0, 0.5, 0.5))
     for patience in (PATIENCE, 2 * PATIENCE, 4 * PATIENCE):
         for _ in range(patience - 1):

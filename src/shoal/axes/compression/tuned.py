@@ -98,7 +98,7 @@ def tuned(*candidates: Compressor, every: int = EVERY, most: float = MOST) -> Co
     return Compressor(name, shared | Trait.CONSERVING, flow, init, timed=True)
 
 
-class Cost(NamedTuple):
+class CandidateCost(NamedTuple):
     """What rounds of one candidate cost, as the mean over all workers."""
 
     encode: float  # seconds
@@ -148,7 +148,7 @@ class CompressorTuner(Tuner):
         """Whether all workers compare their numbers behind this round."""
         return self.tried(state) if state.trying else (state.age + 1) % self.every == 0
 
-    def judge(self, state: TunerState, costs: list[Cost]) -> TunerState:
+    def judge(self, state: TunerState, costs: list[CandidateCost]) -> TunerState:
         """End a round that has a look: choose, or begin a new trial if it is time."""
         now, state = costs[state.at], self.advance(state)
         if state.trying:
@@ -158,7 +158,7 @@ class CompressorTuner(Tuner):
             state = state._replace(at=at, chosen=at)
         slight = SLIGHT * (now.encode + max(now.exposed, state.usual))
         state = self.look(state, now.exposed, slight=slight)
-        if self.drifted(state):
+        if state.odd > 1:
             return self.restart(state)
         if state.quiet < state.patience or not any(now[:2]):
             return state
@@ -166,7 +166,7 @@ class CompressorTuner(Tuner):
         patience = min(2 * state.patience, LONGEST)
         return self.restart(state)._replace(residuals=halved, patience=patience)
 
-    def pick(self, costs: list[Cost], current: int) -> int:
+    def pick(self, costs: list[CandidateCost], current: int) -> int:
         """Return the best candidate among those whose residual is allowed, or is the smallest."""
         bound = max(self.most, min(cost.residual for cost in costs))
         return self.best(
@@ -180,13 +180,13 @@ def _numbers(state: TunerState) -> list[float]:
     return [n for row, r in rows for n in (*map(median, zip(*row, strict=True)), r)] + [1.0]
 
 
-def _costs(numbers: list[float]) -> list[Cost]:
+def _costs(numbers: list[float]) -> list[CandidateCost]:
     """Read the sums of all workers' numbers."""
     *sums, workers = numbers
-    return [Cost(*(n / workers for n in sums[i : i + 3])) for i in range(0, len(sums), 3)]
+    return [CandidateCost(*(n / workers for n in sums[i : i + 3])) for i in range(0, len(sums), 3)]
 
 
-def why(costs: list[Cost], names: Sequence[object]) -> str:
+def why(costs: list[CandidateCost], names: Sequence[object]) -> str:
     """Say what each candidate costs."""
     rows = (
         f"{name} {1e3 * cost.encode:.3g} + {1e3 * cost.exposed:.3g} ms ({cost.residual:.2g})"

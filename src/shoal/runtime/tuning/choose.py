@@ -1,20 +1,18 @@
 """Choose the schedule by measured steps, and choose again when the link changes.
 
 1. *Survey*: measure some steps under the first plan, and some with messages of a very different
-   size: two sizes tell a message's startup from its seconds per byte. A schedule that only reorders
-   its messages never sends others, so it has no survey.
-2. *Trial*: ask the schedule for its contenders on these layers and this link, run each for some
-   steps, and those close to the fastest once more.
-3. *Choice*: keep the fastest, or the first, which promised most, unless another is clearly faster.
+   size, to tell the startup of a message from its seconds per byte. A schedule that only reorders
+   its messages has no survey.
+2. *Trial*: run each contender of the schedule for some steps, and those close to the fastest again.
+3. *Choice*: keep the first, which promised most, unless another is clearly faster.
 4. *Watch*: when messages take twice or half their usual time, begin a new trial.
-
-The decisions are pure: equal numbers give equal choices on all ranks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -28,6 +26,7 @@ SPREAD = 2  # fit a line only if the largest message is so many times the smalle
 CHANGED = 2.0  # times as slow or as fast, at two looks in a row, is another link
 CLEARLY = 0.98  # of the first one's step: less is clearly faster
 CLOSE, FINALISTS = 1.1, 3  # times the fastest's step; how many of those run again
+RULES = Tuner(0, clearly=CLEARLY, changed=math.nextafter(CHANGED, 0))  # exactly twice counts
 
 
 class ScheduleChoice(NamedTuple):
@@ -40,12 +39,7 @@ class ScheduleChoice(NamedTuple):
 
 
 class ScheduleTuner:
-    """Decides what a schedule that measures does next.
-
-    Args:
-        schedule: the one of the strategy.
-        layers: in forward order; only their sizes are known.
-    """
+    """Decides what a schedule that measures does next; of its layers only the sizes are known."""
 
     def __init__(self, schedule: Schedule, layers: Sequence[Layer]) -> None:
         self.schedule, self.layers = schedule, list(layers)
@@ -56,8 +50,7 @@ class ScheduleTuner:
         self._contenders: Sequence[Schedule] = ()
         self._choices: list[ScheduleChoice] = []  # of the contenders that have run
         self._finalists: list[int] | None = None  # contenders to run again; None: not known yet
-        self._tuner = tuner(0)
-        self._state = self._tuner.start()._replace(trying=False)
+        self._tuner, self._state = RULES, RULES.start()._replace(trying=False)
 
     def look(self, seen: Measurements) -> ScheduleChoice | None:
         """Return what to change to after these steps, or None to go on as before."""
@@ -75,7 +68,7 @@ class ScheduleTuner:
             self._usual = dict(seen.messages)
         slower = ratio(self._usual, seen.messages)
         self._state = self._tuner.look(self._state, slower)
-        if not self._tuner.drifted(self._state):
+        if self._state.odd < 2:
             return None
         self._points.clear()
         return self._begin(seen, f"messages take {slower:.2g}x")
@@ -87,9 +80,7 @@ class ScheduleTuner:
         self._surveyed = True
         self._points.update(seen.messages)
         survey = unlike(next(iter(self._points)), self.layers)
-        if survey is None:
-            return None
-        return self._choice(survey, "to measure messages of another size")
+        return self._choice(survey, "to measure messages of another size") if survey else None
 
     def _begin(self, seen: Measurements, why: str) -> ScheduleChoice:
         """Begin a trial of the contenders on the link as it is now."""
@@ -97,7 +88,7 @@ class ScheduleTuner:
         offered = self.schedule.contenders
         self._contenders = offered(self.layers, link.cost) if offered else (self.schedule,)
         self._choices, self._finalists, self._usual = [], None, None
-        self._tuner = tuner(len(self._contenders))
+        self._tuner = replace(RULES, candidates=len(self._contenders))
         self._state = self._tuner.start()
         return self._try(f"{why}; {link_text(link)}")
 
@@ -140,21 +131,14 @@ class ScheduleTuner:
         return ScheduleChoice(schedule, {layer.name: layer for layer in self.layers}, link, why)
 
 
-def tuner(contenders: int) -> Tuner:
-    """Return the rules by which one of so many schedules is chosen."""
-    return Tuner(contenders, clearly=CLEARLY, changed=math.nextafter(CHANGED, 0))  # twice counts
-
-
 def best(state: TunerState) -> int:
-    """Return the contender to keep: of those that ran twice, if there are such.
+    """Return the contender to keep: one of those that ran twice, if there are such.
 
-    Steps of the first and of the second run are not compared with each other: the machines may have
-    had other work at one of the two times.
+    A contender that ran once is not compared with these, because the load may have changed.
     """
-    twice = [index for index, row in enumerate(state.samples) if len(row) > 1]
-    means = state.summary(fmean)
-    final = {index: means[index] for index in twice or range(len(means))}
-    return tuner(len(means)).best(final)
+    means = dict(enumerate(state.summary(fmean)))
+    twice = {i: mean for i, mean in means.items() if len(state.samples[i]) > 1}
+    return RULES.best(twice or means)
 
 
 def finalists(state: TunerState) -> list[int]:

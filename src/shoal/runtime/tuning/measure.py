@@ -1,17 +1,14 @@
 """Measure what steps take: when gradients arrive, and how long messages are under way.
 
-A schedule that measures is planned anew from these numbers. All ranks must make the same plan, so
-one small all-reduce, sent behind the gradients, replaces the numbers by their maxima over ranks:
+All ranks must make the same plan from these numbers, so one small all-reduce behind the gradients
+replaces them by their maxima over ranks:
 
 * the backward seconds of the slowest rank, layer by layer, because all ranks wait for it;
-* the shortest seconds of messages on any rank, step by step (as a negative number), because other
-  ranks were early, and waited for their peers and not for the link;
+* the shortest seconds of messages on any rank, step by step (negated), because the other ranks were
+  early, and waited for their peers and not for the link;
 * the step seconds of the slowest rank.
 
-Times are those of the host: where a device computes asynchronously, a gradient arrives when its
-kernel is launched.
-
-:class:`TracedWire` records exchanges on the timeline: from the ask to the arrival of its answer.
+Times are the host's: on a device, a gradient arrives when its kernel is launched.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -37,23 +35,17 @@ class MessageTiming(NamedTuple):
     stop: float
 
 
+@dataclass(slots=True)
 class StepRecord:
-    """The moments of one step: start of backward, arrival of gradients, first and last of tasks."""
+    """The moments of one step."""
 
-    __slots__ = ("arrivals", "began", "tasks")
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.arrivals: dict[str, float] = {}
-        self.tasks: dict[int, list[float]] = {}
+    began: float  # backward
+    arrivals: dict[str, float] = field(default_factory=dict)  # of gradients
+    tasks: dict[int, list[float]] = field(default_factory=dict)  # start and end of each
 
 
 class StepTimer:
-    """Records the moments of steps. Gradient hooks call it, so it does little.
-
-    Args:
-        now: seconds, of any origin.
-    """
+    """Records the moments of steps. Gradient hooks call it, so it does little."""
 
     def __init__(self, now: Clock = time.perf_counter) -> None:
         self.now = now
@@ -77,13 +69,7 @@ class StepTimer:
 
 
 class TimedWire:
-    """A wire that records when its last answer arrived.
-
-    Args:
-        wire: answers the asks.
-        span: its second number becomes the moment of the last answer.
-        now: seconds.
-    """
+    """A wire that writes the moment of its last answer to the second number of ``span``."""
 
     def __init__(self, wire: Wire, span: list[float], now: Clock) -> None:
         self.size, self.blocks = wire.size, wire.blocks
@@ -122,12 +108,7 @@ class TracedPending(NamedTuple):
 
 
 class TracedWire:
-    """A wire that records each exchange as a span of the timeline.
-
-    Args:
-        wire: answers the asks.
-        recorder: where the spans go.
-    """
+    """A wire that records each exchange on the timeline: from the ask to its answer."""
 
     def __init__(self, wire: Wire, recorder: Recorder) -> None:
         self.size, self.blocks = wire.size, wire.blocks
@@ -199,8 +180,7 @@ def busy_seconds(messages: Iterable[MessageTiming]) -> float:
 def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
     """Return the average seconds of a message, by average size; empty if there was none.
 
-    Messages that are under way at once share the link, so one alone does not tell what it takes:
-    all of a step together do. Steps with other messages give other points of the link's line.
+    Averages over a step, because messages that are under way at once share the link.
     """
     sent = [message for message in messages if message.nbytes]
     if not sent:

@@ -244,9 +244,6 @@ TRIES = 4  # of each number and size; the best counts, because the first allocat
 class Speakers:
     """Chooses how many ranks of a node send to other nodes, for each size of message.
 
-    Sizes are classed by powers of two. The first calls of each class try the numbers alternately;
-    then all ranks agree on the number whose slowest rank was fastest.
-
     Args:
         ways: the numbers to choose from.
         slowest: replaces seconds by their maxima over the group; a collective.

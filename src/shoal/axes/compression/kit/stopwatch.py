@@ -22,11 +22,8 @@ class Stopwatch:
     """Measures the seconds that flows compute, and the exposed seconds that they wait for answers.
 
     A wait is exposed while the step cannot go on: always, unless the runtime calls :meth:`overlap`
-    and marks exposed waits by :meth:`standing`. Flows run in one thread.
-
-    Args:
-        now: seconds, of any origin.
-        speaks: whether this rank logs the choices.
+    and marks exposed waits by :meth:`standing`. Flows run in one thread. The rank that ``speaks``
+    logs the choices.
     """
 
     def __init__(
@@ -61,13 +58,13 @@ class Stopwatch:
         """Return the values of a bucket with the timing of its last round."""
         names = [value.name for value in values]
         bucket = zlib.crc32("\n".join(names).encode()) or 1
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        annotated = []
-        for index, value in enumerate(values):
-            label = value.name + more * (index == 0) if self._speaks else ""
-            timing = BucketTiming(bucket, self._took.get(value.name), index == 0, label)
-            annotated.append(value._replace(timing=timing))
-        return annotated
+        labels = list(names) if self._speaks else [""] * len(names)
+        if self._speaks and len(names) > 1:
+            labels[0] += f" and {len(names) - 1} more"
+        return [
+            value._replace(timing=BucketTiming(bucket, self._took.get(name), index == 0, label))
+            for index, (value, name, label) in enumerate(zip(values, names, labels, strict=True))
+        ]
 
     def timed(
         self, flow: Generator[Ask, Any, Result], keys: Sequence[str]
