@@ -1,15 +1,13 @@
-"""Which wire carries a strategy, between the workers there are.
-
-How a collective's route is run between the workers there are.
-"""
+"""Choose the wire that carries a strategy, and the route of its all-reduces."""
 
 from __future__ import annotations
 
 import logging
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -24,6 +22,7 @@ from shoal.axes.collectives.collective import UNKNOWN
 from shoal.axes.compression import Trait
 from shoal.errors import LayoutMismatch, UsageError
 from shoal.strategy import Strategy
+from shoal.tuner import Tuner
 from shoal.wire.collective import CollectiveWire, Route
 from shoal.wire.neighbours import NeighbourWire
 from shoal.wire.null import NullWire
@@ -36,49 +35,51 @@ if TYPE_CHECKING:
     from shoal.runtime.context import ReplicaIndex, RunContext
     from shoal.runtime.step.model import ReplicatedModel, ShardedModel
 
+CLEARLY = 0.95  # of the first route's seconds: less is clearly faster
+Group = dist.ProcessGroup | None
+
 _log = logging.getLogger(__name__)
 _tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
 def weighted(strategy: Strategy) -> bool:
-    """Whether losses are scaled so that the sum of gradients is already their mean.
+    """Whether losses are scaled such that the sum of gradients is their mean already.
 
-    It saves a pass over every gradient. Only where compression treats each entry alone and all
-    workers meet in one sum.
+    It saves a pass over all gradients. It needs a compression that treats each entry alone, and one
+    sum over all workers.
     """
     whole = not strategy.partition.cuts and rules.sends_gradients(strategy)
-    meets = strategy.coordination.via == "collective"
-    return whole and meets and Trait.ELEMENTWISE in strategy.compression.traits
+    one_sum = strategy.coordination.via == "collective"
+    return whole and one_sum and Trait.ELEMENTWISE in strategy.compression.traits
 
 
 def wire(
     source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
 ) -> Wire:
-    """The wire that a strategy needs between the workers of a context."""
-    s = context.strategy
-    if context.replica_index.workers > 1 and s.coordination.via == "server":
+    """Return the wire that a strategy needs between the workers of a context."""
+    strategy, index = context.strategy, context.replica_index
+    if index.workers > 1 and strategy.coordination.via == "server":
         from shoal.runtime.remote.client import served
 
         return served(source, optimizer, context)
-    if context.replica_index.workers > 1 and not s.synchrony.waits:
+    if index.workers > 1 and not strategy.synchrony.waits:
         from shoal.runtime.remote.pairs import PairWire
 
         return PairWire(source.trainable(), context)
-    return collective(s, context.replica_index, context.group)
+    return collective(strategy, index, context.group)
 
 
-def collective(strategy: Strategy, index: ReplicaIndex, group: dist.ProcessGroup | None) -> Wire:
-    """The wire of strategies that only need a process group."""
+def collective(strategy: Strategy, index: ReplicaIndex, group: Group) -> Wire:
+    """Return the wire of a strategy that needs a process group only."""
     if index.workers == 1:
         return NullWire()
     if strategy.coordination.via == "peers":
         row = strategy.coordination.mixing(index.workers, 0)[index.worker]
         return NeighbourWire(group, row)
     if strategy.scheduling.queues:
-        if _reaches_hosts(group):
-            hops = QueuedRoute(
-                GroupLinks(group, _tag(group)), paths(strategy.collectives, index, group)
-            )
+        if "cpu:" in dist.get_backend_config(group):  # NCCL cannot reorder the sends of a rank
+            links = GroupLinks(group, _tag(group))
+            hops = QueuedRoute(links, paths(strategy.collectives, index, group))
             return QueuedWire(group, weighted=weighted(strategy), hops=hops)
         _log.warning(
             "%s: %s sends in one order only, so no message overtakes another",
@@ -91,15 +92,10 @@ def collective(strategy: Strategy, index: ReplicaIndex, group: dist.ProcessGroup
     return CollectiveWire(group, weighted=weighted(strategy), route=route, halves=halves)
 
 
-def _reaches_hosts(group: dist.ProcessGroup | None) -> bool:
-    """Whether messages in the host's memory can be sent: NCCL has no order of a rank's own."""
-    return "cpu:" in dist.get_backend_config(group)
+def _tag(group: Group) -> int:
+    """Return a new tag for each wire of a group, so that messages of several models do not mix.
 
-
-def _tag(group: dist.ProcessGroup | None) -> int:
-    """One for each wire of a group, so that the messages of several models do not mix.
-
-    Wires are made in the same order on every rank.
+    All ranks create their wires in the same order, so their tags agree.
     """
     within = group or dist.group.WORLD
     if within is None:
@@ -107,12 +103,8 @@ def _tag(group: dist.ProcessGroup | None) -> int:
     return next(_tags.setdefault(within, count(1)))
 
 
-CLEARLY = 0.95  # of the first one's time: less is faster for certain
-Group = dist.ProcessGroup | None
-
-
 def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route | None:
-    """What sums a flat tensor over the group by this route; None for torch's own all-reduce."""
+    """Return the function that sums a flat tensor by this route; None: torch's own all-reduce."""
     if collective.choose is not None:
         return RouteTuner(collective, index, group)
     if collective.rounds is None:
@@ -122,32 +114,22 @@ def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route |
 
 
 def paths(collective: Collective, index: ReplicaIndex, group: Group) -> Callable[[Tensor], Path]:
-    """Which legs sum a flat tensor by this route; a tree's where it has no hops of its own."""
+    """Return the function that tells the legs which sum a flat tensor.
+
+    Torch's own all-reduce has no legs that could be queued: a tree replaces it.
+    """
     if collective.choose is None:
         path = _path(_with_hops(collective), index)
         return lambda tensor: path
-    choice = RouteTuner(_among_hops(collective), index, group)
-    laid: dict[Collective, Path] = {}
-
-    def chosen(tensor: Tensor) -> Path:
-        route = _with_hops(choice.collective(tensor))
-        if route not in laid:
-            laid[route] = _path(route, index)
-        return laid[route]
-
-    return chosen
-
-
-def _among_hops(collective: Collective) -> Collective:
-    """The same choice, for which no route is timed that cannot be taken."""
     offered = collective.contenders
-    if offered is None:
-        return collective
+    if offered is not None:  # time only routes that can be taken
 
-    def contenders(nbytes: float, workers: int, network: Network) -> tuple[Collective, ...]:
-        return tuple(dict.fromkeys(map(_with_hops, offered(nbytes, workers, network))))
+        def contenders(nbytes: float, workers: int, network: Network) -> tuple[Collective, ...]:
+            return tuple(dict.fromkeys(map(_with_hops, offered(nbytes, workers, network))))
 
-    return replace(collective, contenders=contenders)
+        collective = replace(collective, contenders=contenders)
+    tuner, path_of = RouteTuner(collective, index, group), cache(partial(_path, index=index))
+    return lambda tensor: path_of(_with_hops(tuner.collective(tensor)))
 
 
 def _with_hops(collective: Collective) -> Collective:
@@ -160,104 +142,93 @@ def _path(collective: Collective, index: ReplicaIndex) -> Path:
 
 
 class RouteTuner:
-    """Another route for each size, chosen when the first message of that size comes.
+    """Sums tensors by the route that it chooses when the first message of a size comes.
 
-    Before the first message of all the network is measured, by all workers together and on the
-    device of that message; before the first of about a size its contenders are timed, if there are
-    such. Messages come in the same order everywhere, and the measurements are agreed, so every
-    worker chooses the same. A choice by a file is compared with everyone's, since hosts may hold
-    different files of one name.
+    1. Before the first message of all, measure the network.
+    2. Before the first message of about a size, time the contenders, if there are any.
 
-    Args:
-        collective: that chooses.
-        index: which worker this is.
-        group: the workers taking part.
+    Messages come in the same order on all workers and the workers agree on the measurements, so all
+    choose the same. A choice from a file is compared over workers, because hosts may have different
+    files under one path.
     """
 
     def __init__(self, collective: Collective, index: ReplicaIndex, group: Group) -> None:
         if collective.choose is None:
             raise UsageError(f"{collective} chooses nothing: it is one route")
-        self._collective, self._seat, self._group = collective, index, group
+        self._collective, self._index, self._group = collective, index, group
         self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
-        self._routes: dict[int, Route] = {}
-        self._won: dict[int, Collective] = {}  # by the power of four that was timed
+        self._runner = cache(partial(_runner, index=index, group=group))
+        self._fastest: dict[int, Collective] = {}  # by the power of four that was timed
         self.chosen: dict[int, Collective] = {}
         """nbytes -> the route that carries messages of that size."""
 
     def __call__(self, tensor: Tensor) -> None:
         """Sum a flat tensor over the group, in place."""
-        chosen = self.collective(tensor)
-        if tensor.nbytes not in self._routes:
-            self._routes[tensor.nbytes] = self._runner(chosen)
-        self._routes[tensor.nbytes](tensor)
+        self._runner(self.collective(tensor))(tensor)
 
     def collective(self, tensor: Tensor) -> Collective:
-        """The route for a tensor of that size, chosen when the first comes."""
+        """Return the route of a tensor; choose it if this is the first one of its size."""
         nbytes = tensor.nbytes
         if nbytes in self.chosen:
             return self.chosen[nbytes]
         if self._network is None:
-            message, own = probe(self._group, tensor.device)
-            self._network = Network(message.cost, own.cost)
+            message, native = probe(self._group, tensor.device)
+            self._network = Network(message.cost, native.cost)
         chosen = self.chosen[nbytes] = self._choose(nbytes, tensor.device, self._network)
         if not self._collective.probes:
             self._compare(chosen, tensor)
-        if self._seat.worker == 0:
+        if self._index.worker == 0:
             _log.info("messages of %d bytes go by the route %s", nbytes, chosen)
         return chosen
 
     def _choose(self, nbytes: int, device: torch.device, network: Network) -> Collective:
-        offered = self._collective.contenders
+        offered, workers = self._collective.contenders, self._index.workers
         if offered is None:
-            return self._decide(nbytes, self._seat.workers, network)
+            return self._decide(nbytes, workers, network)
         near = power_of_four(nbytes)
-        if near not in self._won:
-            routes = offered(near, self._seat.workers, network)
-            self._won[near] = self._fastest(routes, near, device)
-        return self._won[near]
+        if near not in self._fastest:
+            routes = offered(near, workers, network)
+            self._fastest[near] = self._time(routes, near, device)
+        return self._fastest[near]
 
-    def _fastest(
-        self, routes: Sequence[Collective], nbytes: int, device: torch.device
-    ) -> Collective:
-        """Run them in turns; the first one unless another is clearly faster."""
+    def _time(self, routes: Sequence[Collective], nbytes: int, device: torch.device) -> Collective:
+        """Run the routes in turns, and return the first one unless another is clearly faster."""
         zeros, times = blank(nbytes, device), in_a_row(nbytes)
-        calls = [partial(_several, self._runner(route), zeros, times) for route in routes]
+        calls = [partial(_repeat, self._runner(route), zeros, times) for route in routes]
         seconds = [taken / times for taken in race(calls, self._group, device)]
-        told = ", ".join(
-            f"{route} {1e3 * taken:.3g} ms" for route, taken in zip(routes, seconds, strict=True)
-        )
-        _log.debug("%d bytes: %s", nbytes, told)
-        least = min(seconds)
-        return routes[0 if least >= CLEARLY * seconds[0] else seconds.index(least)]
-
-    def _runner(self, collective: Collective) -> Route:
-        return routed(collective, self._seat, self._group) or partial(_native, group=self._group)
+        rows = zip(routes, seconds, strict=True)
+        texts = ", ".join(f"{route} {1e3 * taken:.3g} ms" for route, taken in rows)
+        _log.debug("%d bytes: %s", nbytes, texts)
+        finalists = {i: taken for i, taken in enumerate(seconds) if taken < math.inf}
+        return routes[Tuner(len(routes), clearly=CLEARLY).best(finalists)]
 
     def _compare(self, chosen: Collective, tensor: Tensor) -> None:
-        mark = zlib.crc32(repr(chosen).encode())
-        marks = torch.tensor([mark, -mark], dtype=torch.int64, device=tensor.device)
-        dist.all_reduce(marks, dist.ReduceOp.MAX, group=self._group)
-        if marks[0] != -marks[1]:
+        """Raise LayoutMismatch unless all workers have chosen the same route."""
+        digest = zlib.crc32(repr(chosen).encode())
+        extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=tensor.device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self._group)
+        if extremes[0] != -extremes[1]:
             raise LayoutMismatch(
-                f"worker {self._seat.worker} was told to send {tensor.nbytes} bytes by {chosen}, "
-                "and another by another route: give all hosts the same report of shoal bench routes"
+                f"worker {self._index.worker} read from its report that {tensor.nbytes} bytes go by"
+                f" {chosen}, another worker read another route: "
+                "give all hosts the same report of shoal bench routes"
             )
 
 
-def _several(route: Route, tensor: Tensor, times: int) -> None:
+def _runner(route: Collective, index: ReplicaIndex, group: Group) -> Route:
+    return routed(route, index, group) or partial(dist.all_reduce, group=group)
+
+
+def _repeat(route: Route, tensor: Tensor, times: int) -> None:
     for _ in range(times):
         route(tensor)
 
 
 def power_of_four(nbytes: int) -> int:
-    """The one nearest by ratio, up to 16 MB, above which the fastest stays the fastest.
+    """Return the nearest one by ratio, up to 16 MB: beyond it the fastest route stays the same.
 
     >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
     (4, 16)
     """
-    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # whole numbers: alike on all hosts
-
-
-def _native(tensor: Tensor, group: Group) -> None:
-    dist.all_reduce(tensor, group=group)
+    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # integers: equal on all hosts

@@ -1,10 +1,8 @@
-"""Measure a network together: how long a message takes, and the backend's own all-reduce, by size.
+"""Measure a network: the seconds of a message, of the backend's all-reduce and of whole routes.
 
-A message is timed by what carries it later: one leg of a route, in which everybody sends to the
-right, receives from the left and adds up. So its price holds the cost of the code as well. At each
-size the slowest rank's median counts, and is agreed: all ranks hold the same curves, bit by bit.
-
-Whole routes are timed, too (:func:`race`), and agreed alike.
+A message is timed on the path that carries it later: one leg of a route, in which each rank sends
+to its right neighbour, receives from its left and adds up. So its cost includes that of the code.
+The slowest rank's median counts, by an all-reduce: all ranks have the same numbers, to the bit.
 """
 
 from __future__ import annotations
@@ -14,20 +12,21 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.tuner import close
 from shoal.wire.route import Leg, run_legs
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
 _REPEATS = 7
-_TURNS, _FAIR = 25, 3  # at most; before anybody is dropped
-_BEHIND = 1.5  # times the best's least: whoever takes longer need not run again
-_PATIENCE, _MOST = 1.5, 6.0  # seconds: enough when all had their fair turns; enough anyway
+_TURNS, _FAIR = 25, 3  # at most; before any call is dropped
+_BEHIND = 1.5  # times the least seconds of the best: a call that takes longer is dropped
+_PATIENCE, _MOST = 1.5, 6.0  # seconds: enough after _FAIR turns; enough in any case
 _FLOAT_NBYTES = 4
 
 Group = dist.ProcessGroup | None
@@ -44,35 +43,28 @@ class Curve(NamedTuple):
     points: tuple[tuple[float, float], ...]
 
     def cost(self, nbytes: float) -> float:
-        """Seconds of so many bytes; above the largest measured, at the mean slope."""
+        """Return the seconds of so many bytes; above the largest point, by the mean slope."""
         (first, least), (last, most) = self.points[0], self.points[-1]
         if nbytes <= first:
             return least
         if nbytes >= last:
             return most + (most - least) / (last - first) * (nbytes - last)
-        for (low, below), (high, above) in pairwise(self.points):
-            if nbytes <= high:
-                return below + (above - below) * (nbytes - low) / (high - low)
-        return most
+        around = (pair for pair in pairwise(self.points) if nbytes <= pair[1][0])
+        (low, below), (high, above) = next(around)
+        return below + (above - below) * (nbytes - low) / (high - low)
 
 
-def rising(sizes: tuple[int, ...], seconds: list[float]) -> Curve:
-    """The curve through these points, with none under the one before it: that would be noise."""
-    points: list[tuple[float, float]] = []
-    for nbytes, taken in zip(sizes, seconds, strict=True):
-        points.append((nbytes, max(taken, points[-1][1] if points else 0.0)))
-    return Curve(tuple(points))
+def rising(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
+    """Return the curve through these points; one below its predecessor is noise, and is raised."""
+    return Curve(tuple(zip(sizes, accumulate(seconds, max), strict=True)))
 
 
 def probe(
     group: Group, device: torch.device, *, sizes: tuple[int, ...] = SIZES
 ) -> tuple[Curve, Curve]:
-    """The curves of one message and of the backend's all-reduce; every rank calls it at once.
+    """Return the curves of one message and of the backend's all-reduce, at rising sizes.
 
-    Args:
-        group: the ranks taking part, two at least.
-        device: where messages lie.
-        sizes: in bytes, rising.
+    All ranks of the group, two at least, must call it.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     passing = Leg({(rank + 1) % world: [0]}, {(rank - 1) % world: [(0, True)]})
@@ -81,19 +73,21 @@ def probe(
         flat = blank(nbytes, device)
         calls.append(partial(run_legs, flat, (passing,), chunks=1, group=group))
         calls.append(partial(dist.all_reduce, flat, group=group))
-    medians = torch.tensor(_medians(calls, device), device=device)
+    turns = [[_seconds(call, device) for call in calls] for _ in range(1 + _REPEATS)]
+    counted = zip(*turns[1:], strict=True)  # the first opens connections and allocates buffers
+    medians = torch.tensor([statistics.median(taken) for taken in counted], device=device)
     dist.all_reduce(medians, op=dist.ReduceOp.MAX, group=group)
-    message, native = _columns(medians)
+    message, native = medians.view(-1, 2).T.tolist()
     return rising(sizes, message), rising(sizes, native)
 
 
 def blank(nbytes: int, device: torch.device) -> Tensor:
-    """A message to be timed: zeros stay zeros, however often they are summed."""
+    """Return a message to be timed: zeros stay zeros, however often they are summed."""
     return torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
 
 
 def in_a_row(nbytes: int, most: int = 8) -> int:
-    """How many messages of a size make one timing: several, as they come in training, if short.
+    """Return how many messages make one timing: several if they are short, as in training.
 
     >>> [in_a_row(nbytes) for nbytes in (4096, 65536, 2**20)]
     [8, 4, 1]
@@ -101,21 +95,11 @@ def in_a_row(nbytes: int, most: int = 8) -> int:
     return max(1, min(most, (1 << 18) // nbytes))
 
 
-def _columns(medians: Tensor) -> tuple[list[float], list[float]]:
-    listed = medians.view(-1, 2).T.tolist()
-    return listed[0], listed[1]
-
-
 def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[float]:
-    """Seconds of each call, in turns; infinite for those that fell behind. Every rank calls it.
+    """Time calls in turns, and return their median seconds; infinite for those that fell behind.
 
-    After a turn all know the slowest rank's times, and drop the same calls: after a few turns, and
-    where a single one takes long, after the first. Who stays is told apart by medians.
-
-    Args:
-        calls: that all ranks of the group take part in.
-        group: the ranks.
-        device: on which calls work.
+    After each turn all ranks have the times of the slowest rank, so all drop the same calls: after
+    a few turns, or after the first one if it takes long. All ranks must call this function.
     """
     taken: list[list[float]] = [[] for _ in calls]
     running, spent = list(range(len(calls))), 0.0
@@ -127,12 +111,11 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)
         spent += float(seconds.sum())
         if turn == 0 and spent < _PATIENCE:
-            continue  # connections, buffers
+            continue  # it opened connections and allocated buffers
         for i in running:
             taken[i].append(float(seconds[i]))
         if turn == 0 or turn >= _FAIR:
-            least = min(min(taken[i]) for i in running)
-            running = [i for i in running if min(taken[i]) <= _BEHIND * least]
+            running = sorted(close({i: min(taken[i]) for i in running}, _BEHIND))
         if len(running) == 1 or spent > (_PATIENCE if turn >= _FAIR else _MOST):
             break
     return [statistics.median(taken[i]) if i in running else math.inf for i in range(len(calls))]
@@ -144,14 +127,3 @@ def _seconds(call: Call, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begin
-
-
-def _medians(calls: Sequence[Call], device: torch.device) -> list[float]:
-    """Seconds of each, taking turns; the first turn is not counted (connections, buffers)."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for turn in range(1 + _REPEATS):
-        for call, taken in zip(calls, seconds, strict=True):
-            lasted = _seconds(call, device)
-            if turn:
-                taken.append(lasted)
-    return [statistics.median(taken) for taken in seconds]

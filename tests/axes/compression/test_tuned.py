@@ -26,8 +26,8 @@ from shoal.axes.compression import (
     topk,
     tuned,
 )
-from shoal.axes.compression.kit.ladder import PATIENCE, TRIES, Note
 from shoal.axes.compression.kit.stopwatch import Stopwatch
+from shoal.axes.compression.tuned import PATIENCE, TRIES, CandidateCost, CompressorTuner
 from shoal.axes.scheduling import Schedule, fused, priority, wfbp
 from shoal.errors import BadArgument, ConflictError
 from shoal.flow import Ask, Flow, nbytes, through
@@ -39,6 +39,7 @@ from shoal.testing.contracts.exchange import exchange
 from shoal.testing.lockstep import lockstep
 from shoal.testing.logs import captured_logs
 from shoal.testing.processes import run_workers
+from shoal.tuner import TunerState
 
 SLOW, FAST = 1e-6, 1e-12  # seconds a byte
 STARTUP = 1e-3
@@ -114,7 +115,7 @@ class Crew:
             agreement.end_round()
 
     def chosen(self) -> dict[str, int]:
-        notes = [{k: Note(*s[2]).chosen for k, s in a.states.items()} for a in self.crew]
+        notes = [{k: TunerState(*s[2]).chosen for k, s in a.states.items()} for a in self.crew]
         assert notes[0] == notes[1]
         return notes[0]
 
@@ -171,7 +172,7 @@ def test_what_comes_next_sends_what_was_kept(strong: Compressor) -> None:
     for _ in range(TRIES + 1):
         states = exchange(made, [t.clone() for t in x], states=states).states
     assert states[0][0].any()
-    back = [(*s[:2], tuple(Note(*s[2])._replace(at=0, trying=False))) for s in states]
+    back = [(*s[:2], tuple(TunerState(*s[2])._replace(at=0, trying=False))) for s in states]
     ends = exchange(made, [torch.zeros(8, 8)] * 2, states=back).ends
     kept = (states[0][0] + states[1][0]) / 2
     torch.testing.assert_close(ends[0].mean, kept)
@@ -236,7 +237,7 @@ def test_in_other_buckets_all_is_tried_anew_and_nothing_is_lost() -> None:
     for agreement in crew.crew:
         assert agreement.rebind(wfbp(1), {}, typical)
     crew.run(1)
-    assert Note(*crew.crew[0].states["large"][2]).trying
+    assert TunerState(*crew.crew[0].states["large"][2]).trying
     total = crew.got["large"] + crew.waiting("large")
     torch.testing.assert_close(total, crew.meant["large"], rtol=0, atol=1e-4)
     crew.run(LONG)
@@ -249,6 +250,58 @@ def test_where_nobody_measures_the_first_one_stays() -> None:
         agreement.stopwatch = None
     crew.run(LONG + EVERY * 3)
     assert crew.chosen() == {"large": 0, "tiny": 0}
+
+
+def rules(*, most: float = 1.0) -> CompressorTuner:
+    return CompressorTuner(3, every=EVERY, most=most)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "current", "expected"),
+    [
+        ((3, 2, 1), 0, 2),  # the fastest
+        ((1, 0.95, 0.99), 0, 0),  # not clearly faster than what runs
+        ((1, 0.95, 0.99), 2, 1),  # a gentler one that is as fast as what runs
+        ((3, 1.05, 1), 0, 1),  # a gentler one of those that are clearly faster
+        ((0, 0, 0), 2, 0),  # no times were measured
+    ],
+)
+def test_the_fastest_is_taken_and_of_like_ones_the_gentler(
+    seconds: tuple[float, ...], current: int, expected: int
+) -> None:
+    assert rules().pick([CandidateCost(s / 2, s / 2, 0) for s in seconds], current) == expected
+
+
+def test_a_residual_over_the_bound_rules_out() -> None:
+    costs = [CandidateCost(9, 9, 0), CandidateCost(2, 2, 0.5), CandidateCost(1, 1, 1.5)]
+    assert rules().pick(costs, 2) == 1
+    assert rules(most=2.0).pick(costs, 0) == 2
+    assert rules().pick([k._replace(residual=k.residual + 2) for k in costs], 2) == 0
+
+
+def test_one_odd_look_is_none_two_are_another_link() -> None:
+    tuner, costs = rules(), [CandidateCost(1, 4, 0)] * 3
+    state = tuner.start()._replace(trying=False, age=EVERY - 1)
+    state = tuner.judge(state, costs)
+    assert state.usual == 4
+    odd = [CandidateCost(1, 9, 0)] * 3
+    state = tuner.judge(tuner.judge(state, odd), costs)
+    assert not state.odd
+    assert not tuner.judge(state, odd).trying
+    assert tuner.judge(tuner.judge(state, odd), odd).trying
+
+
+def test_after_many_quiet_looks_all_are_tried_again_and_later_each_time() -> None:
+    tuner, costs = rules(), [CandidateCost(1, 4, 0.5)] * 3
+    state = tuner.start()._replace(trying=False, usual=4.0, residuals=(0.0, 0.5, 0.5))
+    for patience in (PATIENCE, 2 * PATIENCE, 4 * PATIENCE):
+        for _ in range(patience - 1):
+            state = tuner.judge(state, costs)
+            assert not state.trying
+        state = tuner.judge(state, costs)
+        assert state.trying
+        state = tuner.judge(state, costs)
+    assert state.residuals == (0.0, 0.0625, 0.0625), "half forgiven each time"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +319,7 @@ def test_the_laws_hold_whoever_runs(at: int) -> None:
 
     def init(value: Value) -> tuple[Any, ...]:
         residual, rests, note = made.init(value)
-        return residual, rests, tuple(Note(*note)._replace(at=at, trying=False))
+        return residual, rests, tuple(TunerState(*note)._replace(at=at, trying=False))
 
     check(dataclasses.replace(made, init=init))
 

@@ -1,17 +1,17 @@
-"""Fastest: another route for each size of message, the one that took least when all were tried.
+"""Fastest: for each size of message the route that was fastest when all were timed.
 
-Few messages win where messages are small, few bytes where they are large, and where the border lies
-only the machines know: ranks that share a core, or a switch, upset every formula. So before the
-first message of a size (to the nearest power of four) workers run the routes in turns, on zeros,
-and drop what falls behind. The slowest rank counts and times are agreed, so all choose the same.
-Torch's own is kept unless another is clearly faster.
+Small messages want few messages, large ones few bytes. The border depends on the machines: ranks
+that share a core, or a switch, contradict every formula. So before the first message of a size (to
+the nearest power of four) the workers run the routes in turns, on zeros, and drop those that fall
+behind. They agree on the times of the slowest rank, so all choose the same. Torch's own stays
+unless another is clearly faster.
 
-What would take far longer by its bytes alone is not even tried: for that the network is measured
-first, a message and torch's own all-reduce at a few sizes. From these every route is priced, too,
-where nothing can run: a plan for machines that are not there takes the cheapest.
+A route that would take far longer by its bytes alone is not timed. To know that, the workers first
+measure the network: a message and torch's own all-reduce at a few sizes. Where nothing can run, as
+in a plan for other machines, the same measurements price every route, and the cheapest is chosen.
 
-Given a report of ``shoal bench routes``, nothing is measured: the route that won there at the
-nearest size is taken, for the number of workers there are.
+With a report of ``shoal bench routes`` nothing is measured: the winner at the nearest size is
+chosen, for the present number of workers.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -46,11 +46,11 @@ _NAMES = {
 
 
 def fastest(report: str = "") -> Collective:
-    """The route that takes least at each size, on the machines at hand.
+    """Use the fastest route for each size of message, on the machines at hand.
 
     Args:
-        report: of ``shoal bench routes --json PATH``, whose winners are taken; without one routes
-            are timed before the first message of a size.
+        report: path of a report of ``shoal bench routes --json PATH``, whose winners are chosen;
+            without one, routes are timed before the first message of a size.
 
     Example: ``fastest``.
     """
@@ -60,24 +60,25 @@ def fastest(report: str = "") -> Collective:
         return Collective(
             "fastest", rounds=None, chunks=_one, choose=cheapest, contenders=promising
         )
-    found = winners(report)
-    for sizes in found.by_size.values():
+    measured = winners(report)
+    for sizes in measured.by_size.values():
         for name in sizes.values():
-            call(name, _NAMES, "collective")  # refused now rather than at the first message
+            call(name, _NAMES, "collective")  # raises now rather than at the first message
+
     return Collective(
         f"fastest({report!r})",
         rounds=None,
         chunks=_one,
-        refusal=found.refusal,
-        choose=partial(_won, found),
+        refusal=measured.refusal,
+        choose=partial(_winner, measured),
         probes=False,
     )
 
 
-def _won(found: Winners, nbytes: float, world: int, network: Network) -> Collective:
+def _winner(measured: Winners, nbytes: float, world: int, network: Network) -> Collective:
     if world == 1:
         return native()
-    route: Collective = call(found.at(nbytes, world), _NAMES, "collective")
+    route: Collective = call(measured.at(nbytes, world), _NAMES, "collective")
     return route
 
 

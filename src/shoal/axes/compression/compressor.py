@@ -32,13 +32,13 @@ class Trait(Flag):
     FACTORS = auto()  # makes use of a linear layer's factors, where the gradient comes with them
 
 
-class Told(NamedTuple):
-    """What whoever runs a value's flow knows of the bucket in which it travels."""
+class BucketTiming(NamedTuple):
+    """Timing feedback for adaptive compressors, filled in by the runtime."""
 
-    bucket: int = 0  # a number for the tensors in it; 0: nobody knows
-    took: tuple[float, float] | None = None  # seconds of its last round: in flows, stood still
-    leads: bool = False  # whether this value speaks for all in it
-    label: str = ""  # what to call what it speaks for, on the worker that speaks for all
+    bucket: int = 0  # identifies the tensors of the bucket; 0: unknown
+    took: tuple[float, float] | None = None  # seconds of its last round: in flows, exposed
+    leads: bool = False  # whether this value is the first of its bucket
+    label: str = ""  # the bucket's name in the log, on the rank that logs
 
 
 class Value(NamedTuple):
@@ -51,12 +51,12 @@ class Value(NamedTuple):
     tensor: Tensor
     name: str = ""
     factors: tuple[Tensor, Tensor] | None = None
-    told: Told = Told()
+    timing: BucketTiming = BucketTiming()
     out: Tensor | None = None
 
     def with_tensor(self, tensor: Tensor) -> Value:
         """The same parameter in the same bucket, another content."""
-        return Value(tensor, self.name, told=self.told)
+        return Value(tensor, self.name, timing=self.timing)
 
     def copied(self) -> Value:
         """The same content in memory of its own, where nobody minds if a wire writes."""
@@ -81,7 +81,7 @@ class Compressor:
         feedback: what ``error_feedback`` makes of it, where it knows better than to be wrapped.
         gamma: share of the way that a model goes to what its neighbours say.
         width: bits of a code, where the message's first part is codes that ``bits`` packed.
-        timed: whether it goes by what rounds take (``Value.told``).
+        timed: whether it goes by what rounds take (``Value.timing``).
     """
 
     name: str

@@ -163,7 +163,7 @@ class Exchange:
             for key, piece in zip(bucket.keys, bucket.pieces, strict=True)
         ]
         if self.stopwatch is not None:
-            values = self.stopwatch.told(values)
+            values = self.stopwatch.annotate(values)
         return [self.compressor.flow(v, self.states[v.name], self.round) for v in values]
 
     def _reslice(self) -> None:

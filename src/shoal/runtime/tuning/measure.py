@@ -1,16 +1,14 @@
-"""What steps take: when gradients come, how long messages are under way, agreed on by all ranks.
+"""Measure what steps take: when gradients arrive, and how long messages are under way.
 
-A schedule that measures is planned anew from these numbers. Every rank must make the same plan, so
-the numbers are made the same first, by one small all-reduce that leaves with the gradients:
+All ranks must make the same plan from these numbers, so one small all-reduce behind the gradients
+replaces them by their maxima over ranks:
 
-* the slowest rank's backward, layer by layer: all wait for it;
-* the shortest time that messages took on any rank, step by step: the others were early, and waited
-  for their peers, not for the link;
-* the slowest rank's step.
+* the backward seconds of the slowest rank, layer by layer, because all ranks wait for it;
+* the shortest seconds of messages on any rank, step by step (negated), because the other ranks were
+  early, and waited for their peers and not for the link;
+* the step seconds of the slowest rank.
 
-Times are the host's. Where a device computes behind it, arrivals tell when work was launched.
-
-Note exchanges on the timeline: from the ask to the moment its answer arrived.
+Times are the host's: on a device, a gradient arrives when its kernel is launched.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -29,105 +28,148 @@ Clock = Callable[[], float]
 
 
 class MessageTiming(NamedTuple):
-    """Bytes that a message stands for, and when it was under way."""
+    """The dense size of a message, and when it was under way."""
 
     nbytes: int
     start: float
     stop: float
 
 
+@dataclass(slots=True)
 class StepRecord:
-    """One step: when backward began, when each gradient came, each task's first and last moment."""
+    """The moments of one step."""
 
-    __slots__ = ("arrivals", "began", "tasks")
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.arrivals: dict[str, float] = {}
-        self.tasks: dict[int, list[float]] = {}
+    began: float  # backward
+    arrivals: dict[str, float] = field(default_factory=dict)  # of gradients
+    tasks: dict[int, list[float]] = field(default_factory=dict)  # start and end of each
 
 
 class StepTimer:
-    """Notes moments of steps as they pass; used by hooks, so it does little.
-
-    Args:
-        now: seconds, of any origin.
-    """
+    """Records the moments of steps. Gradient hooks call it, so it does little."""
 
     def __init__(self, now: Clock = time.perf_counter) -> None:
         self.now = now
-        self.step = 0  # of the agreement: the same on every rank
+        self.step = 0  # of the exchange: the same on all ranks
         self.records: dict[int, StepRecord] = {}
         self._record = StepRecord(now())
 
     def open(self) -> None:
-        """Backward begins."""
+        """Begin a record: backward starts."""
         self._record = self.records[self.step] = StepRecord(self.now())
 
     def arrived(self, name: str) -> None:
-        """A gradient is there."""
+        """Record that a gradient has been computed."""
         self._record.arrivals[name] = self.now()
 
     def wire(self, index: int, wire: Wire) -> Wire:
-        """The same wire, watched on behalf of one task."""
+        """Return a wire that records the moments of one task."""
         start = self.now()
         span = self._record.tasks.setdefault(index, [start, start])
         return TimedWire(wire, span, self.now)
 
 
 class TimedWire:
-    """A wire that notes when the last of its answers was there.
-
-    Args:
-        wire: who answers.
-        span: whose second number is the last moment.
-        now: seconds.
-    """
+    """A wire that writes the moment of its last answer to the second number of ``span``."""
 
     def __init__(self, wire: Wire, span: list[float], now: Clock) -> None:
         self.size, self.blocks = wire.size, wire.blocks
         self._inner, self._span, self._now = wire, span, now
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; what can tell by itself that it is over does, others when waited for."""
+        """Issue an ask; record its answer by the work's callback, or else when it is waited for."""
         pending = self._inner.ask(ask)
-        under_way = pending.pending if isinstance(pending, TracedPending) else pending
-        if isinstance(under_way, PendingWork) and under_way.works and under_way.signals:
-            under_way.works[-1].get_future().add_done_callback(self._over)
+        inner = pending.pending if isinstance(pending, TracedPending) else pending
+        if notifies(inner, self._arrived):
             return pending
-        if isinstance(under_way, Ready):
-            self._over()
+        if isinstance(inner, Ready):
+            self._arrived()
             return pending
-        return TracedPending(pending, self._over)
+        return TracedPending(pending, self._arrived)
 
     def leave(self) -> None:
-        """The run is over."""
+        """Leave the inner wire: the run is over."""
         self._inner.leave()
 
-    def _over(self, *_: Any) -> None:
+    def _arrived(self, *_: object) -> None:
         self._span[1] = self._now()
 
 
-class Measurements(NamedTuple):
-    """What some steps took, the same on every rank."""
+class TracedPending(NamedTuple):
+    """A pending answer that reports its arrival."""
 
-    backward: dict[str, float]  # seconds a parameter
-    messages: dict[int, float]  # seconds of one, by their average size
-    step: float  # seconds; inf if none was seen whole
-    changes: dict[str, float]  # |update| / |value| a parameter
+    pending: Pending
+    arrived: Callable[[], None]
+
+    def wait(self) -> Any:
+        """Wait for the answer, and report it."""
+        answer = self.pending.wait()
+        self.arrived()
+        return answer
+
+
+class TracedWire:
+    """A wire that records each exchange on the timeline: from the ask to its answer."""
+
+    def __init__(self, wire: Wire, recorder: Recorder) -> None:
+        self.size, self.blocks = wire.size, wire.blocks
+        self.inner = wire
+        self.step = 0
+        self._recorder = recorder
+
+    def ask(self, ask: Ask) -> Pending:
+        """Issue an ask; its span ends when the answer arrives, even if it is waited for later."""
+        if not self._recorder.enabled:
+            return self.inner.ask(ask)
+        start, step, size = time.perf_counter(), self.step, nbytes(ask)
+        unrecorded = [True]
+
+        def arrived(*_: object) -> None:
+            # Both the work's callback and wait() call this, maybe in two threads at once. pop() is
+            # atomic, so exactly one of them records the span.
+            try:
+                unrecorded.pop()
+            except IndexError:
+                return
+            seconds = time.perf_counter() - start
+            self._recorder.add("exchange", type(ask).__name__, start, seconds, size, step)
+
+        pending = self.inner.ask(ask)
+        notifies(pending, arrived)
+        return TracedPending(pending, arrived)
+
+    def leave(self) -> None:
+        """Leave the inner wire: the run is over."""
+        self.inner.leave()
+
+
+def notifies(pending: Pending, arrived: Callable[..., None]) -> bool:
+    """Have ``arrived`` called at the end of the work, and return whether the work can do so."""
+    if not (isinstance(pending, PendingWork) and pending.works and pending.signals):
+        return False
+    pending.works[-1].get_future().add_done_callback(arrived)
+    return True
+
+
+class Measurements(NamedTuple):
+    """What some steps took, the same on all ranks."""
+
+    backward: dict[str, float]  # seconds of each parameter
+    messages: dict[int, float]  # seconds of one message, by average size
+    step: float  # seconds; inf if no whole step was measured
+    changes: dict[str, float]  # |update| / |value| of each parameter
 
 
 def backward_seconds(began: float, arrivals: Mapping[str, float]) -> dict[str, float]:
-    """What each gradient took: from the arrival of the one before it, or the start."""
-    taken = {}
+    """Return the seconds of each gradient: since the one before it, or since the start."""
+    seconds = {}
     for name, moment in sorted(arrivals.items(), key=lambda item: item[1]):
-        taken[name] = max(0.0, moment - began)
+        seconds[name] = max(0.0, moment - began)
         began = moment
-    return taken
+    return seconds
 
 
 def busy_seconds(messages: Iterable[MessageTiming]) -> float:
-    """Seconds during which at least one message was under way."""
+    """Return the seconds during which at least one message was under way."""
     busy, free = 0.0, -math.inf
     for _, start, stop in sorted(messages, key=lambda m: m.start):
         busy += max(0.0, stop - max(start, free))
@@ -136,10 +178,9 @@ def busy_seconds(messages: Iterable[MessageTiming]) -> float:
 
 
 def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
-    """What a message takes, on average, by its average size; empty if there was none.
+    """Return the average seconds of a message, by average size; empty if there was none.
 
-    Several are under way at once and share the link, so no single one tells what it takes; all of a
-    step together do. Steps with other messages make other points of the link's line.
+    Averages over a step, because messages that are under way at once share the link.
     """
     sent = [message for message in messages if message.nbytes]
     if not sent:
@@ -148,13 +189,13 @@ def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
 
 
 def mean_nbytes(sizes: Sequence[int]) -> int:
-    """Of messages that carry something; 0 if none does."""
+    """Return the average size of messages that are not empty; 0 if all are."""
     sent = [nbytes for nbytes in sizes if nbytes]
     return sum(sent) // len(sent) if sent else 0
 
 
 class MeasurementLayout(NamedTuple):
-    """Which numbers travel, in an order that all ranks share."""
+    """Which numbers the ranks compare, in an order that all share."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -163,80 +204,27 @@ class MeasurementLayout(NamedTuple):
     def numbers(
         self, records: Sequence[StepRecord | None], nbytes: Sequence[int], step: float
     ) -> list[float]:
-        """Mine, such that the maximum over ranks is what counts; see :meth:`seen`."""
+        """Return the numbers of this rank, to be replaced by the maxima over ranks."""
         backward: dict[str, list[float]] = {}
-        told: list[float] = []
+        messages: list[float] = []
         for record in records:
             spans = record.tasks.items() if record is not None else ()
-            taken = service_seconds(MessageTiming(nbytes[index], *span) for index, span in spans)
-            told += [-taken[size] if size in taken else -math.inf for size in self.sizes]
+            seconds = service_seconds(MessageTiming(nbytes[index], *span) for index, span in spans)
+            messages += [-seconds.get(size, math.inf) for size in self.sizes]
             if record is not None:
-                for name, seconds in backward_seconds(record.began, record.arrivals).items():
-                    backward.setdefault(name, []).append(seconds)
-        mine = [median(backward[name]) if name in backward else 0.0 for name in self.names]
-        return [*mine, *told, step]
+                for name, taken in backward_seconds(record.began, record.arrivals).items():
+                    backward.setdefault(name, []).append(taken)
+        medians = [median(backward[name]) if name in backward else 0.0 for name in self.names]
+        return [*medians, *messages, step]
 
     def seen(self, numbers: Sequence[float], changes: Sequence[float] = ()) -> Measurements:
-        """What the maxima say."""
+        """Read the maxima over ranks."""
         count, width = len(self.names), len(self.sizes)
-        backward = dict(zip(self.names, numbers, strict=False))
         messages = {}
         for column, size in enumerate(self.sizes):
-            found = [-n for n in numbers[count + column : count + self.steps * width : width]]
-            if known := [seconds for seconds in found if 0 < seconds < math.inf]:
+            shortest = (-n for n in numbers[count + column : count + self.steps * width : width])
+            if known := [seconds for seconds in shortest if 0 < seconds < math.inf]:
                 messages[size] = median(known)
+        backward = dict(zip(self.names, numbers, strict=False))
         changed = dict(zip(self.names, changes, strict=False))
         return Measurements(backward, messages, numbers[-1] or math.inf, changed)
-
-
-class TracedPending(NamedTuple):
-    """An answer under way whose arrival is noted."""
-
-    pending: Pending
-    arrived: Callable[[], None]
-
-    def wait(self) -> Any:
-        """Wait, and note it unless the work's own callback did."""
-        answer = self.pending.wait()
-        self.arrived()
-        return answer
-
-
-class TracedWire:
-    """A wire whose exchanges are spans.
-
-    Args:
-        wire: who answers.
-        recorder: where the spans go.
-    """
-
-    def __init__(self, wire: Wire, recorder: Recorder) -> None:
-        self.size = wire.size
-        self.blocks = wire.blocks
-        self.inner = wire
-        self.step = 0
-        self._recorder = recorder
-
-    def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; its span ends when the answer is there, not when somebody looks."""
-        if not self._recorder.enabled:
-            return self.inner.ask(ask)
-        start, step, size = time.perf_counter(), self.step, nbytes(ask)
-        unnoted = [True]
-
-        def arrived(*_: object) -> None:
-            try:
-                unnoted.pop()  # at once, for two threads may come together
-            except IndexError:
-                return
-            seconds = time.perf_counter() - start
-            self._recorder.add("exchange", type(ask).__name__, start, seconds, size, step)
-
-        pending = self.inner.ask(ask)
-        if isinstance(pending, PendingWork) and pending.works and pending.signals:
-            pending.works[-1].get_future().add_done_callback(arrived)
-        return TracedPending(pending, arrived)
-
-    def leave(self) -> None:
-        """The run is over."""
-        self.inner.leave()

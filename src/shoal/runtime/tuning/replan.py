@@ -1,8 +1,8 @@
-"""Plan messages anew while training, from what its own steps took.
+"""Plan the messages of a run anew while it trains, from what its own steps took.
 
-Some steps after the last look, the numbers of all ranks leave behind the gradients. The answer is
-taken up before the next backward, when nothing is under way: then every rank knows the same, and
-binds the same messages.
+1. Every few steps, the numbers of all ranks are reduced behind the gradients.
+2. Before the next backward, when no message is under way, each rank reads the result. All ranks
+   have the same numbers, so all choose the same schedule and bind the same messages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from shoal.axes.scheduling import Layer
 from shoal.runtime.context import RunContext
 from shoal.runtime.step.engine import Engine
-from shoal.runtime.tuning.choose import Planned, ScheduleTuner, summary
+from shoal.runtime.tuning.choose import ScheduleChoice, ScheduleTuner, summary
 from shoal.runtime.tuning.measure import MeasurementLayout, StepTimer, mean_nbytes
 
 log = logging.getLogger("shoal")
 
 
 class PendingMeasurements(NamedTuple):
-    """Everybody's numbers, under way."""
+    """The numbers of all ranks, under way."""
 
     layout: MeasurementLayout
     numbers: Tensor
@@ -34,119 +34,102 @@ class PendingMeasurements(NamedTuple):
 
 
 class Replanning:
-    """Looks at what steps took, now and then, and rebinds an engine's messages.
+    """Looks every few steps at what steps took, and rebinds the messages of an engine."""
 
-    Args:
-        engine: whose agreement is planned anew.
-        watch: what its steps took.
-        context: who agrees on these numbers.
-    """
-
-    def __init__(self, engine: Engine, watch: StepTimer, context: RunContext) -> None:
-        self.engine, self.watch, self.context = engine, watch, context
+    def __init__(self, engine: Engine, timer: StepTimer, context: RunContext) -> None:
+        self.engine, self.timer, self.context = engine, timer, context
         self.schedule = engine.exchange.schedule
+        self._measures_times = self.schedule.measures == "times"
         views = engine.exchange.flat.views
-        sizes = {n: views[n].view.nbytes for n in engine.parameters}
-        self.choice = ScheduleTuner(self.schedule, [Layer(name, n) for name, n in sizes.items()])
-        self._due = False
-        self._asked: list[PendingMeasurements] = []
-        self._last: float | None = None
-        self._steps: list[float] = []
-        self._changes = Changes(engine.parameters, self.schedule.every)
+        layers = [Layer(name, views[name].view.nbytes) for name in engine.parameters]
+        self.tuner = ScheduleTuner(self.schedule, layers)
+        self._changes = ParameterChanges(engine.parameters, self.schedule.every)
+        self._due = False  # numbers were asked for
+        self._pending: list[PendingMeasurements] = []  # appended to by the communication thread
+        self._last: float | None = None  # when the last step began
+        self._steps: list[float] = []  # seconds of the steps since the last look
 
     def begin(self) -> None:
-        """A step begins."""
-        now = self.watch.now()
+        """Record that a step begins."""
+        now = self.timer.now()
         if self._last is not None:
             self._steps.append(now - self._last)
         self._last = now
 
     def ask(self) -> None:
-        """A step's gradients are on their way: if it is time, numbers of those before follow."""
-        step = self.watch.step
-        self.watch.step = step + 1
-        if self.watch.step % self.schedule.every == 0:
+        """Every few steps, send the numbers of the steps before behind this step's gradients."""
+        step = self.timer.step
+        self.timer.step = step + 1
+        if self.timer.step % self.schedule.every == 0:
             self._due = True
             self.engine.queue.submit(lambda: self._issue(step))
 
     def _issue(self, step: int) -> None:
-        tasks = self.engine.exchange.buckets
-        nbytes = [bound.task.nbytes for bound in tasks]
-        sizes = (mean_nbytes(nbytes),) if self._times else ()
+        nbytes = [bucket.task.nbytes for bucket in self.engine.exchange.buckets]
+        sizes = (mean_nbytes(nbytes),) if self._measures_times else ()
         layout = MeasurementLayout(tuple(self.engine.parameters), sizes, self.schedule.every)
         window = range(step - self.schedule.every, step)
-        records = [self.watch.records.get(number) if number else None for number in window]
-        taken = median(self._steps) if self._steps else 0.0
-        told = layout.numbers(records, nbytes, taken)
-        device = self.context.world.device  # the group's backend may know no other
-        numbers = torch.tensor([*self._changes.told, *told], dtype=torch.float64, device=device)
-        work = dist.all_reduce(
-            numbers, op=dist.ReduceOp.MAX, group=self.context.group, async_op=True
-        )
-        self._asked.append(PendingMeasurements(layout, numbers, work))
-
-    @property
-    def _times(self) -> bool:
-        return self.schedule.measures == "times"
+        records = [self.timer.records.get(number) if number else None for number in window]
+        seconds = median(self._steps) if self._steps else 0.0
+        local = [*self._changes.relative, *layout.numbers(records, nbytes, seconds)]
+        device = self.context.world.device  # the backend of the group may support no other
+        numbers = torch.tensor(local, dtype=torch.float64, device=device)
+        maximum, group = dist.ReduceOp.MAX, self.context.group
+        work = dist.all_reduce(numbers, op=maximum, group=group, async_op=True)
+        self._pending.append(PendingMeasurements(layout, numbers, work))
 
     def renew(self) -> None:
-        """Nothing is under way: take up what was agreed, and change messages if that is better."""
-        if not self._times:
-            self._changes.note(self.watch.step)
+        """Read the numbers of all ranks, while no message is under way, and rebind if better."""
+        if not self._measures_times:
+            self._changes.record(self.timer.step)
         if not self._due:
             return
         self._due = False
         self.engine.queue.join()
-        layout, numbers, work = self._asked.pop()
+        layout, numbers, work = self._pending.pop()
         if work is not None:
             work.wait()
-        told = numbers.tolist()
-        split = len(told) - len(layout.names) - len(layout.sizes) * layout.steps - 1
-        planned = self.choice.look(layout.seen(told[split:], told[:split]))
+        maxima = numbers.tolist()
+        split = len(maxima) - len(layout.names) - len(layout.sizes) * layout.steps - 1
+        choice = self.tuner.look(layout.seen(maxima[split:], maxima[:split]))
         self._steps, self._last = [], None
-        self.watch.records.clear()
-        if planned is not None:
-            self._bind(planned)
+        self.timer.records.clear()
+        if choice is not None:
+            self._bind(choice)
 
-    def _bind(self, planned: Planned) -> None:
-        agreement = self.engine.exchange
-        changed = agreement.rebind(planned.schedule, planned.layers, planned.link.cost)
-        self.engine.early = planned.schedule.early
+    def _bind(self, choice: ScheduleChoice) -> None:
+        exchange = self.engine.exchange
+        changed = exchange.rebind(choice.schedule, choice.layers, choice.link.cost)
+        self.engine.early = choice.schedule.early
         if changed:
             self.engine.bind()
-        if self.context.world.is_main and (changed or self._times):
-            cut = summary([bound.keys for bound in agreement.buckets])
-            level = logging.INFO if self._times else logging.DEBUG
-            log.log(level, "%s: %s (%s): %s", self.schedule, planned.schedule, cut, planned.why)
+        if self.context.world.is_main and (changed or self._measures_times):
+            messages = summary([bucket.keys for bucket in exchange.buckets])
+            level = logging.INFO if self._measures_times else logging.DEBUG
+            log.log(level, "%s: %s (%s): %s", self.schedule, choice.schedule, messages, choice.why)
 
 
-class Changes:
-    """How much steps change parameters, relative to what they are.
-
-    Args:
-        parameters: by name.
-        every: one step in so many is looked at.
-    """
+class ParameterChanges:
+    """Measures, once in ``every`` steps, how much a step changes parameters."""
 
     def __init__(self, parameters: Mapping[str, Tensor], every: int) -> None:
-        self.told: list[float] = []
+        self.relative: list[float] = []  # |update| / |value| of each parameter
         self._parameters, self._every = parameters, every
         self._before: list[Tensor] = []
-        self._noted = -1
+        self._recorded = -1
 
     @torch.no_grad()
-    def note(self, step: int) -> None:
-        """The updates before this step are done, and no other; told with this step's gradients."""
-        if step == self._noted:
+    def record(self, step: int) -> None:
+        """Compare the parameters before this step with those before the last one, if it is time."""
+        if step == self._recorded:
             return
-        self._noted = step
+        self._recorded = step
         now = [p.detach() for p in self._parameters.values()]
         if (step + 1) % self._every == 0:
-            self.told = [0.0] * len(now)
+            self.relative = [0.0] * len(now)
             for index, (p, old) in enumerate(zip(now, self._before, strict=False)):
                 size = float(torch.linalg.vector_norm(p))
                 moved = float(torch.linalg.vector_norm(p - old))
-                self.told[index] = moved / size if size else float(moved > 0)
-        self._before = [p.clone() for p in now] if (step + 2) % self._every == 0 else []
-        if self._every == 1:
-            self._before = [p.clone() for p in now]
+                self.relative[index] = moved / size if size else float(moved > 0)
+        due = self._every == 1 or (step + 2) % self._every == 0
+        self._before = [p.clone() for p in now] if due else []

@@ -45,6 +45,7 @@ from torch._C._distributed_c10d import (
 )
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
+from shoal.tuner import Tuner, TunerState
 from shoal.wire.shm.backend.work import Work
 from shoal.wire.shm.memory.barrier import TITLE_NBYTES, entitled
 from shoal.wire.shm.memory.reduce_ops import Reduction
@@ -237,15 +238,15 @@ class Hosts:
 
 log = logging.getLogger(__name__)
 
-TRIES = 4  # of each way and size; the best of them counts, for the first pays for memory too
+TRIES = 4  # of each number and size; the best counts, because the first allocates memory
 
 
 class Speakers:
-    """The number of speakers a host for each size of message.
+    """Chooses how many ranks of a node send to other nodes, for each size of message.
 
     Args:
-        ways: numbers to choose from.
-        slowest: replaces seconds by the most that any rank of the group has; a collective.
+        ways: the numbers to choose from.
+        slowest: replaces seconds by their maxima over the group; a collective.
         clock: seconds.
     """
 
@@ -257,33 +258,31 @@ class Speakers:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._ways, self._slowest, self._clock = tuple(dict.fromkeys(ways)), slowest, clock
-        self._seconds: dict[int, list[float]] = defaultdict(list)
+        self._tuner = Tuner(len(self._ways), TRIES, takes_turns=True)
+        self._states: dict[int, TunerState] = defaultdict(self._tuner.start)
         self.chosen: dict[int, int] = {}  # by the number of bits of the size in bytes
 
     @contextmanager
     def speaking(self, nbytes: int) -> Iterator[int]:
-        """How many ranks of each host shall speak; what is done inside is timed if need be."""
+        """Return how many ranks of each node shall send; time the block during a trial."""
         size = nbytes.bit_length()
         if len(self._ways) == 1 or size in self.chosen:
             yield self.chosen.get(size, self._ways[0])
             return
-        seconds = self._seconds[size]
-        begin = self._clock()
-        yield self._ways[len(seconds) % len(self._ways)]
-        seconds.append(self._clock() - begin)
-        if len(seconds) == TRIES * len(self._ways):
+        state, begin = self._states[size], self._clock()
+        yield self._ways[state.at]
+        state = self._tuner.observe(self._tuner.advance(state), self._clock() - begin)
+        self._states[size] = state
+        if self._tuner.tried(state):
             self._choose(size)
 
     def _choose(self, size: int) -> None:
-        seconds = self._seconds.pop(size)
-        best = torch.tensor([min(seconds[i :: len(self._ways)]) for i in range(len(self._ways))])
-        self._slowest(best)
-        self.chosen[size] = self._ways[int(best.argmin())]
-        told = ", ".join(
-            f"{way}: {taken * 1e3:.2f} ms"
-            for way, taken in zip(self._ways, best.tolist(), strict=True)
-        )
-        log.debug("below %d bytes, speakers a host: %d (%s)", 1 << size, self.chosen[size], told)
+        least = torch.tensor(self._states.pop(size).summary(min))
+        self._slowest(least)
+        seconds = dict(enumerate(least.tolist()))
+        self.chosen[size] = self._ways[self._tuner.best(seconds)]
+        times = ", ".join(f"{self._ways[i]}: {s * 1e3:.2f} ms" for i, s in seconds.items())
+        log.debug("below %d bytes, leaders of a node: %d (%s)", 1 << size, self.chosen[size], times)
 
 
 _LATE = "Timed out"

@@ -1,7 +1,7 @@
-"""What a bucket's rounds take, told to the flows of its next one.
+"""Measure what the rounds of a bucket take, for the flows of its next round.
 
-A flow is a function of value, state and round. What depends on times is therefore not measured in
-it but told to it, with the value, by whoever runs it: the clock is theirs, or a test's.
+A flow is a function of value, state and round, so it must not read a clock. Whoever runs it
+measures, and passes the seconds along with the value (``Value.timing``).
 """
 
 from __future__ import annotations
@@ -10,31 +10,20 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from shoal.axes.compression.compressor import Told, Value
+from shoal.axes.compression.compressor import BucketTiming, Value
 from shoal.flow import Ask
 
 Result = TypeVar("Result")
 
 
-class Known(NamedTuple):
-    """What all workers together say of rounds of one kind."""
-
-    encode: float  # seconds
-    exposed: float  # seconds
-    residual: float  # its norm, in norms of a gradient
-
-
 class Stopwatch:
-    """Times flows: seconds that they run, and seconds that the step stands still meanwhile.
+    """Measures the seconds that flows compute, and the exposed seconds that they wait for answers.
 
-    While a flow waits for an answer the step goes on, or stands still: always, unless whoever runs
-    it calls :meth:`overlap` and says with :meth:`standing` when. Flows run in one thread.
-
-    Args:
-        now: seconds, of any origin.
-        speaks: whether this worker says what was chosen.
+    A wait is exposed while the step cannot go on: always, unless the runtime calls :meth:`overlap`
+    and marks exposed waits by :meth:`standing`. Flows run in one thread. The rank that ``speaks``
+    logs the choices.
     """
 
     def __init__(
@@ -43,42 +32,44 @@ class Stopwatch:
         self.now = now
         self._speaks = speaks
         self._took: dict[str, tuple[float, float]] = {}
-        self._standing: tuple[float, float | None] = 0.0, 0.0  # seconds before, and since when
-        self._seen = 0.0  # of these, when a flow ran last: what comes after is another's wait
+        # Exposed seconds so far, and when the present exposed wait began. One tuple, because the
+        # thread that runs backward writes it while the thread that runs flows reads it.
+        self._exposed: tuple[float, float | None] = 0.0, 0.0
+        self._counted = 0.0  # exposed seconds when a flow ran last: what follows is another's wait
 
     def overlap(self) -> None:
-        """From here on the step goes on while flows wait, but for :meth:`standing`."""
-        self._standing = 0.0, None
+        """Count no wait as exposed from here on, except inside :meth:`standing`."""
+        self._exposed = 0.0, None
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Inside, the step stands still."""
-        self._standing = self._stood(), self.now()
+        """Count the time spent inside as exposed communication."""
+        self._exposed = self._exposed_seconds(), self.now()
         try:
             yield
         finally:
-            self._standing = self._stood(), None
+            self._exposed = self._exposed_seconds(), None
 
-    def _stood(self) -> float:
-        before, since = self._standing  # one tuple, for another thread may write it
+    def _exposed_seconds(self) -> float:
+        before, since = self._exposed
         return before if since is None else before + self.now() - since
 
-    def told(self, values: Sequence[Value]) -> list[Value]:
-        """The values of a bucket, with what is known of its last round."""
+    def annotate(self, values: Sequence[Value]) -> list[Value]:
+        """Return the values of a bucket with the timing of its last round."""
         names = [value.name for value in values]
         bucket = zlib.crc32("\n".join(names).encode()) or 1
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        made = []
-        for index, value in enumerate(values):
-            label = value.name + more * (index == 0) if self._speaks else ""
-            known = Told(bucket, self._took.get(value.name), index == 0, label)
-            made.append(value._replace(told=known))
-        return made
+        labels = list(names) if self._speaks else [""] * len(names)
+        if self._speaks and len(names) > 1:
+            labels[0] += f" and {len(names) - 1} more"
+        return [
+            value._replace(timing=BucketTiming(bucket, self._took.get(name), index == 0, label))
+            for index, (value, name, label) in enumerate(zip(values, names, labels, strict=True))
+        ]
 
     def timed(
         self, flow: Generator[Ask, Any, Result], keys: Sequence[str]
     ) -> Generator[Ask, Any, Result]:
-        """The same flow, of the bucket of these values, timed."""
+        """Run a flow, and record its seconds for the values of these names."""
         encode = exposed = 0.0
         answer: Any = None
         while True:
@@ -88,10 +79,10 @@ class Stopwatch:
             except StopIteration as end:
                 took = encode + self.now() - start, exposed
                 self._took.update(dict.fromkeys(keys, took))
-                self._seen = self._stood()
+                self._counted = self._exposed_seconds()
                 result: Result = end.value
                 return result
             encode += self.now() - start
-            self._seen = self._stood()
+            self._counted = self._exposed_seconds()
             answer = yield ask
-            exposed += self._stood() - self._seen
+            exposed += self._exposed_seconds() - self._counted

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.analysis.links import Link
 from shoal.axes.scheduling import Layer, Task, adaptive
-from shoal.runtime.tuning.choose import Planned, ScheduleTuner
+from shoal.runtime.tuning.choose import ScheduleChoice, ScheduleTuner
 from shoal.runtime.tuning.measure import MeasurementLayout, StepRecord, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
 
@@ -27,7 +27,7 @@ class Training:
         self.schedule, self.link, self.steps = adaptive(), link, 0
         self.choice = ScheduleTuner(self.schedule, [Layer(x.name, x.nbytes) for x in self.layers])
         self.tasks = self.schedule.plan(self.layers, link.cost)
-        self.decided: list[tuple[int, Planned]] = []
+        self.decided: list[tuple[int, ScheduleChoice]] = []
         self._window: list[tuple[StepRecord, float]] = []
 
     def step(self) -> None:
@@ -54,7 +54,7 @@ class Training:
             self.decided.append((self.steps, planned))
             self.tasks = self.plan(planned)
 
-    def plan(self, planned: Planned) -> tuple[Task, ...]:
+    def plan(self, planned: ScheduleChoice) -> tuple[Task, ...]:
         """The messages of a decision."""
         layers = [planned.layers[layer.name] for layer in self.layers]
         return planned.schedule.plan(layers, planned.link.cost)

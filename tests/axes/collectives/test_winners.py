@@ -77,7 +77,7 @@ def test_a_world_that_was_not_measured_is_refused_by_name(tmp_path: Path) -> Non
         (None, "cannot be read"),
         ("{", "is not a report"),
         ('{"results": 3}', "is not a report"),
-        ('{"results": []}', "tells of no winner"),
+        ('{"results": []}', "names no winner"),
         ('{"results": [{"case": "big, 2 ranks: ring", "metric": "which route wins"}]}', "is not"),
     ],
 )

@@ -7,11 +7,10 @@ import pytest
 from shoal.analysis.links import Link
 from shoal.axes.scheduling import Layer, Schedule, adaptive, magnitude, merged
 from shoal.runtime.tuning.choose import (
-    Planned,
+    ScheduleChoice,
     ScheduleTuner,
-    Trial,
-    close,
-    decided,
+    best,
+    finalists,
     link_of,
     ratio,
     summary,
@@ -19,6 +18,7 @@ from shoal.runtime.tuning.choose import (
 )
 from shoal.runtime.tuning.measure import MeasurementLayout, Measurements, StepRecord, mean_nbytes
 from shoal.simulate.schedule import schedule_seconds
+from shoal.tuner import TunerState
 
 MB = 2**20
 LAYERS = [Layer(f"l{i}", n, 1e-3, 2e-3) for i, n in enumerate((MB, *(2**12,) * 8, 16 * MB, 2**12))]
@@ -32,7 +32,7 @@ class Played:
         self.link, self.every = link, schedule.every
         self.choice = ScheduleTuner(schedule, [Layer(layer.name, layer.nbytes) for layer in LAYERS])
         self.tasks = schedule.plan(LAYERS, link.cost)
-        self.steps, self.chosen = 0, list[tuple[int, Planned]]()
+        self.steps, self.chosen = 0, list[tuple[int, ScheduleChoice]]()
 
     def window(self) -> None:
         """Some steps, and a look at them."""
@@ -44,8 +44,8 @@ class Played:
         nbytes = [task.nbytes for task in self.tasks]
         sizes = (mean_nbytes(nbytes),)
         layout = MeasurementLayout(tuple(layer.name for layer in LAYERS), sizes, self.every)
-        told = layout.numbers([record] * self.every, nbytes, seconds)
-        planned = self.choice.look(layout.seen(told))
+        numbers = layout.numbers([record] * self.every, nbytes, seconds)
+        planned = self.choice.look(layout.seen(numbers))
         self.steps += self.every
         if planned is not None:
             self.chosen.append((self.steps, planned))
@@ -133,32 +133,28 @@ def test_what_it_keeps_is_the_fastest_it_tried() -> None:
         assert kept <= tried / 0.98 * 1.0001
 
 
-def trials(*steps: float | tuple[float, ...]) -> list[Trial]:
-    planned = Planned(merged(), {}, FAST, "")
-    return [Trial(planned, [*((s,) if isinstance(s, float) else s)]) for s in steps]
+def trials(*steps: float | tuple[float, ...]) -> TunerState:
+    rows = ((s,) if isinstance(s, float) else s for s in steps)
+    return TunerState(tuple(tuple((seconds,) for seconds in row) for row in rows))
 
 
 def test_the_first_is_kept_unless_another_is_clearly_faster() -> None:
-    assert decided(found := trials(1.0, 0.99, 1.2)) is found[0]
-    assert decided(found := trials(1.0, 0.97, 0.96)) is found[2]
+    assert best(trials(1.0, 0.99, 1.2)) == 0
+    assert best(trials(1.0, 0.97, 0.96)) == 2
 
 
 def test_both_trials_count_and_neither_alone() -> None:
-    found = trials((1.0, 1.3), (1.05, 1.05), (1.02, 1.2))
-    assert decided(found) is found[1]
+    assert best(trials((1.0, 1.3), (1.05, 1.05), (1.02, 1.2))) == 1
 
 
 def test_who_was_tried_once_is_not_held_against_those_tried_again_under_other_load() -> None:
-    found = trials((1.0, 1.1), (1.01, 1.1), (1.02, 1.1), 1.03)
-    assert decided(found) is found[0]
-    loaded = trials(1.15, (1.02, 1.32), (1.0, 1.3))
-    assert decided(loaded) is loaded[2]
+    assert best(trials((1.0, 1.1), (1.01, 1.1), (1.02, 1.1), 1.03)) == 0
+    assert best(trials(1.15, (1.02, 1.32), (1.0, 1.3))) == 2
 
 
 def test_who_comes_close_to_the_fastest_is_tried_again_but_not_all() -> None:
-    found = trials(1.08, 1.5, 1.0, 1.04, 1.09)
-    assert close(found) == [found[2], found[3], found[0]]
-    assert close(trials(1.0, 1.2)) == []
+    assert finalists(trials(1.08, 1.5, 1.0, 1.04, 1.09)) == [2, 3, 0]
+    assert finalists(trials(1.0, 1.2)) == []
 
 
 def test_two_that_seem_close_are_told_apart_by_what_they_took_both_times() -> None:
@@ -168,14 +164,13 @@ def test_two_that_seem_close_are_told_apart_by_what_they_took_both_times() -> No
     while not (played.chosen and played.chosen[-1][1].why.startswith("tried again")):
         played.window()
         assert played.steps < 60
-    assert choice._trying is not None
-    again = choice._trying
+    again = choice._state.at
     layers = dict.fromkeys((layer.name for layer in LAYERS), 1e-3)
-    while choice._trying is not None:  # the one that seemed the fastest is now ten times slower
-        step = 10.0 if choice._trying is again else 1e-3
+    while choice._state.trying:  # the one that seemed the fastest is now ten times slower
+        step = 10.0 if choice._state.at == again else 1e-3
         planned = choice.look(Measurements(layers, {MB: 1e-3}, step, {}))
     assert planned is not None
-    assert planned.schedule != again.planned.schedule
+    assert planned.schedule != choice._contenders[again]
 
 
 def test_steps_in_which_nothing_was_seen_change_nothing() -> None:
