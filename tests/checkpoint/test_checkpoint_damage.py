@@ -16,6 +16,7 @@ import torch
 from checkpoint_forms import forge, seal, small
 
 from shoal.checkpoint import State, load, newest, save
+from shoal.checkpoint.dcp import read
 from shoal.errors import (
     CheckpointCorrupt,
     CheckpointMismatch,
@@ -314,16 +315,13 @@ def test_a_sparse_giant_is_refused_by_its_size(
 def test_a_file_replaced_after_it_was_verified_is_noticed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shoal.checkpoint.loading as module
+    fill = read.fill
 
-    check = module._check_fit
+    def replace_and_fill(path: Path, *args: Any) -> Any:
+        data(path).write_bytes(b"\1" * data(path).stat().st_size)
+        return fill(path, *args)
 
-    def replace(path: Path, *args: Any) -> None:
-        check(path, *args)
-        size = data(path).stat().st_size
-        data(path).write_bytes(b"\1" * size)
-
-    monkeypatch.setattr(module, "_check_fit", replace)
+    monkeypatch.setattr(read, "fill", replace_and_fill)
     with pytest.raises(CheckpointCorrupt, match="CRC-32"):
         load(root, rank=0, size=1)
 

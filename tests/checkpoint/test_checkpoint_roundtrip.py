@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shoal import checkpoint
 from shoal.checkpoint import SaveOptions, State, load, match, newest, save
-from shoal.checkpoint.raw import DTYPES, dense, is_dense, row_major
+from shoal.checkpoint.files.raw import DTYPES, dense, is_dense, row_major
 from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import BadArgument, CheckpointError, CheckpointMismatch, CheckpointMissing
 
@@ -222,7 +222,7 @@ def test_leftovers_of_dead_saves_are_swept(root: Path) -> None:
 
 def test_two_runs_cannot_save_in_one_directory_at_once(root: Path) -> None:
     with (
-        checkpoint.directory.locked(root),
+        checkpoint.files.directory.locked(root),
         pytest.raises(CheckpointError, match="another run is saving there"),
     ):
         save(root, small(30), step=30)

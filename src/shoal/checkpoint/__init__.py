@@ -15,11 +15,11 @@ manifest and what workers tell each other are ours, because torch's own writer a
 collectives pickle. Every byte on disk lies under a CRC-32, in the manifest or of it.
 """
 
-from shoal.checkpoint.directory import newest
-from shoal.checkpoint.loading import load
-from shoal.checkpoint.matching import match
+from shoal.checkpoint.files.directory import newest
+from shoal.checkpoint.load import load
+from shoal.checkpoint.match import match
 from shoal.checkpoint.rng import rng_state, set_rng_state
-from shoal.checkpoint.saving import save
+from shoal.checkpoint.save import save
 from shoal.checkpoint.state import Loaded, SaveOptions, State
 
 __all__ = [

@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.checkpoint.audit import audit
-from shoal.checkpoint.manifest import NAME, Manifest, decode
+from shoal.checkpoint.files.audit import audit
+from shoal.checkpoint.files.manifest import NAME, Manifest, decode
 from shoal.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 
 MANIFEST_NBYTES_MAX = 1 << 30

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.checkpoint import directory
-from shoal.checkpoint.manifest import NAME, Manifest
+from shoal.checkpoint.files import directory
+from shoal.checkpoint.files.manifest import NAME, Manifest
+from shoal.checkpoint.group import CheckpointGroup
 from shoal.checkpoint.state import Loaded, Nested
-from shoal.checkpoint.team import CheckpointGroup
 from shoal.errors import BadArgument, CheckpointCorrupt, CheckpointError, CheckpointMissing
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _all_missing(failures: list[CheckpointError]) -> bool:
 
 def _verify(path: Path, team: CheckpointGroup, held: list[Manifest]) -> None:
     """Check the manifest, and the CRC-32 of this worker's share of all chunks."""
-    from shoal.checkpoint.storage import Files
+    from shoal.checkpoint.dcp.storage import Files
 
     manifest = directory.read_manifest(path)
     if (step := directory.step_of(path)) is not None and step != manifest.step:
@@ -112,13 +112,13 @@ def _verify(path: Path, team: CheckpointGroup, held: list[Manifest]) -> None:
 
 def _check_fit(path: Path, manifest: Manifest, into: Nested | None) -> None:
     if into is not None:
-        from shoal.checkpoint.fill import check_template
+        from shoal.checkpoint.dcp.read import check_template
 
         check_template(into, manifest, str(path))
 
 
 def _read(path: Path, manifest: Manifest, rank: int, size: int, into: Nested | None) -> Loaded:
-    from shoal.checkpoint.fill import fill
+    from shoal.checkpoint.dcp.read import fill
 
     parts = _parts(path, manifest)
     return Loaded(
@@ -134,7 +134,7 @@ def _read(path: Path, manifest: Manifest, rank: int, size: int, into: Nested | N
 
 def _parts(path: Path, manifest: Manifest) -> Callable[[int], Nested]:
     def part(rank: int) -> Nested:
-        from shoal.checkpoint.fill import fill
+        from shoal.checkpoint.dcp.read import fill
 
         if not 0 <= rank < manifest.size:
             why = f"{manifest.size} workers saved this checkpoint"

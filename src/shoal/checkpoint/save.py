@@ -13,12 +13,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.checkpoint import directory
-from shoal.checkpoint.commit import Draft, commit, prune, sweep
-from shoal.checkpoint.manifest import Manifest, TensorEntry, chunk_of
-from shoal.checkpoint.raw import dtype_name
+from shoal.checkpoint.files import directory
+from shoal.checkpoint.files.commit import Draft, commit, prune, sweep
+from shoal.checkpoint.files.manifest import Manifest, TensorEntry, chunk_of
+from shoal.checkpoint.files.raw import dtype_name
+from shoal.checkpoint.group import CheckpointGroup
 from shoal.checkpoint.state import SaveOptions, State
-from shoal.checkpoint.team import CheckpointGroup
 from shoal.checkpoint.tree import flatten
 from shoal.errors import BadArgument, CheckpointError
 
@@ -92,7 +92,7 @@ class _Work:
     def _of(cls, state: State, rank: int) -> _Work:
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-        from shoal.checkpoint.plan import check
+        from shoal.checkpoint.dcp.plan import check
 
         shared, shared_tensors = flatten(state.shared, "shared")
         mine, mine_tensors = flatten(state.mine, f"rank{rank}")
@@ -107,7 +107,7 @@ class _Work:
 
     def plan(self, team: CheckpointGroup) -> tuple[list[SavePlan], dict[str, str]]:
         """Everyone's part of the work, and which names are tied."""
-        from shoal.checkpoint.plan import agree, message
+        from shoal.checkpoint.dcp.plan import agree, message
 
         told = team.together("plan", lambda: message(self.planner, self.shared, self.groups))
         plans, alias = agree(self.planner, told)
@@ -115,13 +115,13 @@ class _Work:
 
     def nbytes(self, plan: SavePlan) -> int:
         """How much a worker will write."""
-        from shoal.checkpoint.plan import nbytes_of
+        from shoal.checkpoint.dcp.plan import nbytes_of
 
         return nbytes_of(plan) + _ENTRY_NBYTES * len(plan.items)
 
     def write(self, file: Path, plan: SavePlan, nbytes: list[int]) -> dict[str, Any]:
         """Write this worker's file; tell what went where."""
-        from shoal.checkpoint.storage import RankFileWriter
+        from shoal.checkpoint.dcp.storage import RankFileWriter
 
         with directory.room(file.parent.parent, sum(nbytes)):
             results = RankFileWriter(file).write_data(self.planner.finish_plan(plan), self.planner)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
-from shoal.checkpoint.manifest import Manifest, TensorEntry
-from shoal.checkpoint.matching import differ
-from shoal.checkpoint.plan import tied
-from shoal.checkpoint.raw import DTYPES, row_major
+from shoal.checkpoint.dcp.plan import tied
+from shoal.checkpoint.dcp.storage import ManifestReader
+from shoal.checkpoint.files.manifest import Manifest, TensorEntry
+from shoal.checkpoint.files.raw import DTYPES, row_major
+from shoal.checkpoint.match import differ
 from shoal.checkpoint.state import Nested
-from shoal.checkpoint.storage import ManifestReader
 from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import CheckpointMismatch
 

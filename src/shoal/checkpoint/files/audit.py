@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 
-from shoal.checkpoint.manifest import Chunk, Manifest, TensorEntry
-from shoal.checkpoint.raw import DTYPES, is_dense
+from shoal.checkpoint.files.manifest import Chunk, Manifest, TensorEntry
+from shoal.checkpoint.files.raw import DTYPES, is_dense
 from shoal.checkpoint.tree import unflatten
 
 DATA_FILE = re.compile(r"rank-\d{5,}-[0-9a-f]{16}\.bin")

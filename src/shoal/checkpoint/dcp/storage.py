@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from shoal.checkpoint.directory import open_data
-from shoal.checkpoint.manifest import Chunk, Manifest, TensorEntry
-from shoal.checkpoint.raw import DTYPES, crc_of, dense, read_all, view_bytes, write_all
+from shoal.checkpoint.files.directory import open_data
+from shoal.checkpoint.files.manifest import Chunk, Manifest, TensorEntry
+from shoal.checkpoint.files.raw import DTYPES, crc_of, dense, read_all, view_bytes, write_all
 from shoal.errors import CheckpointCorrupt, CheckpointError
 
 
@@ -64,7 +64,7 @@ class RankFileWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """The manifest is written by :mod:`shoal.checkpoint.saving`, once all agree."""
+        """The manifest is written by :mod:`shoal.checkpoint.save`, once all agree."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

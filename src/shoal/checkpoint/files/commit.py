@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint.audit import DATA_FILE
-from shoal.checkpoint.directory import (
+from shoal.checkpoint.files.audit import DATA_FILE
+from shoal.checkpoint.files.directory import (
     TEMPORARY,
     read_manifest,
     step_name,
     steps,
     sync_directory,
 )
-from shoal.checkpoint.manifest import NAME, Manifest, encode
-from shoal.checkpoint.raw import write_all
+from shoal.checkpoint.files.manifest import NAME, Manifest, encode
+from shoal.checkpoint.files.raw import write_all
 from shoal.errors import CheckpointError
 
 _NEW = ".new"

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.tensor import DTensor
 
-from shoal.checkpoint.raw import DTYPES, dtype_name, unsavable
+from shoal.checkpoint.files.raw import DTYPES, dtype_name, unsavable
 from shoal.errors import BadArgument, CheckpointError
 
 Message = dict[str, Any]

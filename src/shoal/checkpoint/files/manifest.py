@@ -1,7 +1,7 @@
 """The manifest: which tensors a checkpoint holds, and where each byte of them lies.
 
 One JSON object whose first key is the CRC-32 of all bytes after it, so a flipped bit anywhere in
-the file is noticed. What is read is believed only after :mod:`shoal.checkpoint.audit` agreed.
+the file is noticed. What is read is believed only after :mod:`shoal.checkpoint.files.audit` agreed.
 """
 
 from __future__ import annotations

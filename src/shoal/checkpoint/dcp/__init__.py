@@ -1,0 +1,1 @@
+"""Checkpoints by torch.distributed.checkpoint (DCP): who writes and reads which tensor."""

@@ -1,0 +1,1 @@
+"""The bytes of a checkpoint on disk: directory, data files, manifest."""
