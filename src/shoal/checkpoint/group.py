@@ -1,7 +1,7 @@
-"""The workers that save or load together: what one learns, all learn.
+"""The ranks that save or load together: if one rank fails, all ranks raise.
 
-Messages are JSON in byte tensors. torch's object collectives would pickle, and a pickle that came
-over a socket runs code.
+Ranks exchange JSON in byte tensors. torch's object collectives would use pickle, and unpickling
+data from a socket can run code.
 """
 
 from __future__ import annotations
@@ -27,60 +27,67 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KINDS: dict[str, type[CheckpointError]] = {
+_ERROR_TYPES: dict[str, type[CheckpointError]] = {
     kind.__name__: kind for kind in (CheckpointCorrupt, CheckpointMismatch, CheckpointMissing)
 }
 
 
 @dataclass(frozen=True)
 class CheckpointGroup:
-    """The workers of ``group``, or this process alone."""
+    """The ranks of ``group``, or this process alone if it is None."""
 
     group: ProcessGroup | None = None
     timeout_seconds: float = 600.0
 
     @property
     def rank(self) -> int:
-        """Which of them this is."""
+        """The rank of this process in the group."""
         return 0 if self.group is None else self.group.rank()
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of ranks."""
         return 1 if self.group is None else self.group.size()
 
-    def gather(self, phase: str, value: Any) -> list[Any]:
-        """Everyone's ``value``, by rank."""
+    def run(self, phase: str, action: Callable[[], T]) -> T:
+        """Call ``action`` on all ranks; return this rank's result, or raise on all if one fails."""
+        value, error = _attempt(action)
+        self._gather_results(phase, None, error)
+        return value  # type: ignore[return-value]  # without an error there is a value
+
+    def gather(self, phase: str, action: Callable[[], T]) -> list[T]:
+        """Call ``action`` on all ranks; return all results by rank, or raise on all if one fails.
+
+        Results must be JSON values.
+        """
+        value, error = _attempt(action)
+        return self._gather_results(phase, value, error)
+
+    def _gather_results(self, phase: str, value: Any, error: ShoalError | None) -> list[Any]:
+        report = None if error is None else [type(error).__name__, str(error)]
+        answers = self._gather_json(phase, {"value": value, "error": report})
+        if error is not None and (self.size == 1 or not isinstance(error, CheckpointError)):
+            raise error
+        for rank, answer in enumerate(answers):
+            if answer["error"] is not None:
+                kind, text = answer["error"]
+                prefix = f"rank {rank}: " if self.size > 1 else ""
+                raise _ERROR_TYPES.get(kind, CheckpointError)(prefix + text) from error
+        return [answer["value"] for answer in answers]
+
+    def _gather_json(self, phase: str, value: Any) -> list[Any]:
         if self.group is None:
             return [value]
-        message = json.dumps(value, allow_nan=False).encode()
+        message = bytearray(json.dumps(value, allow_nan=False).encode())
         try:
-            return [json.loads(m) for m in self._gather_bytes(message)]
+            lengths = [int(n) for n in self._all_gather(torch.tensor([len(message)]))]
+            padded = torch.zeros(max(lengths), dtype=torch.uint8)
+            padded[: len(message)] = torch.frombuffer(message, dtype=torch.uint8)
+            rows = self._all_gather(padded)
         except RuntimeError as error:
             where = f"rank {self.rank} of {self.size} lost the others in phase {phase!r}"
             raise CheckpointError(f"{where} of a checkpoint: {error}") from error
-
-    def together(self, phase: str, action: Callable[[], T]) -> list[T]:
-        """Do ``action`` on every worker; return everyone's result, or raise on all if one fails."""
-        value, own = attempt(action)
-        told = None if own is None else [type(own).__name__, str(own)]
-        answers = self.gather(phase, {"value": value, "error": told})
-        errors = {r: a["error"] for r, a in enumerate(answers) if a["error"] is not None}
-        if own is not None and (self.size == 1 or not isinstance(own, CheckpointError)):
-            raise own
-        if errors:
-            rank, (kind, text) = next(iter(errors.items()))
-            prefix = f"rank {rank}: " if self.size > 1 else ""
-            raise _KINDS.get(kind, CheckpointError)(prefix + text) from own
-        return [answer["value"] for answer in answers]
-
-    def _gather_bytes(self, message: bytes) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        lengths = [int(n) for n in self._all_gather(torch.tensor([len(message)]))]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: len(message)] = mine
-        rows = self._all_gather(padded)
-        return [row[:n].numpy().tobytes() for row, n in zip(rows, lengths, strict=True)]
+        return [json.loads(r[:n].numpy().tobytes()) for r, n in zip(rows, lengths, strict=True)]
 
     def _all_gather(self, row: torch.Tensor) -> list[torch.Tensor]:
         import torch.distributed as dist
@@ -93,13 +100,13 @@ class CheckpointGroup:
         return [r.cpu() for r in rows]
 
 
-def attempt(action: Callable[[], T]) -> tuple[T | None, ShoalError | None]:
-    """The result of ``action``, or the error it ended in, as one of ours."""
+def _attempt(action: Callable[[], T]) -> tuple[T | None, ShoalError | None]:
+    """Return the result of ``action``, or its error as a :class:`ShoalError`."""
     try:
         return action(), None
     except ShoalError as error:
         return None, error
-    except Exception as error:  # a bug on one worker must not leave the others waiting
+    except Exception as error:  # a bug on one rank must not leave the others waiting
         wrapped = CheckpointError(f"{type(error).__name__}: {error}")
         wrapped.__cause__ = error
         return None, wrapped

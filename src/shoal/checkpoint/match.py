@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of this model; a wrong dtype is refused, never cast."""
+"""Check that a checkpoint belongs to a model; a different dtype is an error, never cast."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from shoal.checkpoint.state import Loaded
 from shoal.errors import CheckpointMismatch
 
 
-class Like(Protocol):
-    """Anything with a shape and a dtype: a tensor, on the meta device too."""
+class TensorLike(Protocol):
+    """Anything with a shape and a dtype, such as a tensor on the meta device."""
 
     @property
     def shape(self) -> torch.Size:
-        """Its sizes."""
+        """The size of each dimension."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its elements."""
+        """The type of the elements."""
 
 
-def match(expected: Mapping[str, Like], loaded: Loaded, *, under: str = "model") -> None:
-    """Refuse a checkpoint of another model.
+def match(expected: Mapping[str, TensorLike], loaded: Loaded, *, under: str = "model") -> None:
+    """Raise if the checkpoint is of another model.
 
     Args:
-        expected: the model's names, with anything that has their shape and dtype.
-        loaded: what :func:`load` returned.
+        expected: the model's tensors by name; only shapes and dtypes are used.
+        loaded: the result of :func:`load`.
         under: the key of ``loaded.shared`` that holds the model's state.
 
     Raises:
-        CheckpointMismatch: naming the first parameter that differs, and how.
+        CheckpointMismatch: names the first parameter that differs, and how.
     """
     where = f"the checkpoint {loaded.path}"
-    found: Any = loaded.shared.get(under)
-    if not isinstance(found, Mapping):
-        raise CheckpointMismatch(f"{where} holds no {under!r}, only {sorted(loaded.shared)}")
-    for name, wanted in expected.items():
-        if not isinstance(value := found.get(name), Tensor):
-            raise CheckpointMismatch(f"{name}: the model has it, {where} has not")
-        differ(name, wanted, value, where)
-    for name, value in found.items():
+    saved: Any = loaded.shared.get(under)
+    if not isinstance(saved, Mapping):
+        raise CheckpointMismatch(f"{where} has no {under!r}, only {sorted(loaded.shared)}")
+    for name, tensor in expected.items():
+        if not isinstance(value := saved.get(name), Tensor):
+            raise CheckpointMismatch(f"{name}: the model has it, {where} does not")
+        require_same_type(name, tensor, value, where)
+    for name, value in saved.items():
         if isinstance(value, Tensor) and name not in expected:
-            raise CheckpointMismatch(f"{name}: {where} has it, the model has not")
+            raise CheckpointMismatch(f"{name}: {where} has it, the model does not")
 
 
-def differ(name: str, wanted: Like, found: Like, where: str) -> None:
-    """Refuse another shape or dtype.
+def require_same_type(name: str, expected: TensorLike, saved: TensorLike, where: str) -> None:
+    """Raise if two tensors differ in shape or dtype.
 
     Raises:
-        CheckpointMismatch: with both.
+        CheckpointMismatch: names both.
     """
-    if tuple(wanted.shape) != tuple(found.shape):
-        a, b = tuple(wanted.shape), tuple(found.shape)
+    if tuple(expected.shape) != tuple(saved.shape):
+        a, b = tuple(expected.shape), tuple(saved.shape)
         raise CheckpointMismatch(f"{name}: shape {a} in the model, {b} in {where}")
-    if wanted.dtype != found.dtype:
-        text = f"{name}: {wanted.dtype} in the model, {found.dtype} in {where}"
+    if expected.dtype != saved.dtype:
+        text = f"{name}: {expected.dtype} in the model, {saved.dtype} in {where}"
         raise CheckpointMismatch(f"{text}; convert the model first, values are never cast")

@@ -1,7 +1,7 @@
-"""Who writes which part of which tensor: torch's planner, fed with JSON instead of pickles.
+"""Plan which rank writes which part of which tensor, with DCP's planner and JSON messages.
 
-Each worker tells the others what it holds; each then computes the same global plan, in which a
-tensor that several hold is written by one, and a tied one once.
+Each rank describes its tensors to all others. Each rank then computes the same global plan, in
+which a tensor that several ranks have is written by one of them, and tied tensors are written once.
 """
 
 from __future__ import annotations
@@ -30,129 +30,127 @@ from torch.distributed.tensor import DTensor
 from shoal.checkpoint.files.raw import DTYPES, dtype_name, unsavable
 from shoal.errors import BadArgument, CheckpointError
 
-Message = dict[str, Any]
+Description = dict[str, Any]
+"""What one rank tells the others about its tensors, as JSON."""
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
-    """The part of ``tensor`` that this worker holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def check(tensors: Mapping[str, Tensor], *, sharded: bool) -> None:
-    """Refuse what cannot be saved, by name.
-
-    Args:
-        tensors: by name.
-        sharded: whether DTensors may be among them.
-    """
+def check_savable(tensors: Mapping[str, Tensor], *, allow_sharded: bool) -> None:
+    """Raise if a tensor cannot be saved, naming it; DTensors need ``allow_sharded``."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            if not sharded:
+            if not allow_sharded:
                 raise BadArgument(name, "a DTensor belongs to several workers: put it in shared")
             if any(placement.is_partial() for placement in tensor.placements):
                 raise BadArgument(name, "a partial sum cannot be saved: redistribute it first")
-        if (why := unsavable(local_tensor(tensor))) is not None:
+        if (why := unsavable(_local(tensor))) is not None:
             raise BadArgument(name, why)
 
 
-def tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, str], list[str]]:
-    """Which name shares the memory of which earlier one, and of which names one cannot tell."""
+def find_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, str], list[str]]:
+    """Return which name shares the memory of which earlier name, and the names without memory.
+
+    An empty shard has no memory to compare, so this rank cannot say whether it is tied.
+    """
     first: dict[tuple[Any, ...], str] = {}
     alias: dict[str, str] = {}
-    silent: list[str] = []  # an empty shard has no memory to compare
+    unknown: list[str] = []
     for name, tensor in tensors.items():
-        part = local_tensor(tensor)
+        part = _local(tensor)
         if part.numel() == 0 or part.is_meta:
-            silent.append(name)
+            unknown.append(name)
             continue
-        place = (part.device, part.data_ptr(), part.dtype, tensor.shape, part.shape, part.stride())
-        if (found := first.setdefault(place, name)) != name:
-            alias[name] = found
-    return alias, silent
+        memory = (part.device, part.data_ptr(), part.dtype, tensor.shape, part.shape, part.stride())
+        if (earlier := first.setdefault(memory, name)) != name:
+            alias[name] = earlier
+    return alias, unknown
 
 
-def message(planner: DefaultSavePlanner, shared: Any, groups: list[dict[str, Tensor]]) -> Message:
-    """What this worker holds: ``shared`` is the tree all must agree on.
+def describe(
+    planner: DefaultSavePlanner, shared: Any, tensors: list[dict[str, Tensor]]
+) -> Description:
+    """Describe this rank's tensors; ``shared`` is the tree that must be equal on all ranks.
 
-    Tensors of different ``groups`` are never taken for tied: a replica may share memory with the
-    model of its worker, yet be another value than the model saved by someone else.
+    Ties are searched inside each element of ``tensors`` only: a replica may share memory with its
+    rank's model, but differ from the model that another rank saves.
     """
     alias: dict[str, str] = {}
-    silent: list[str] = []
-    for group in groups:
-        more, unknown = tied(group)
-        alias |= more
-        silent += unknown
-    items = [_item_json(item) for item in planner.create_local_plan().items]
+    unknown: list[str] = []
+    for group in tensors:
+        group_alias, group_unknown = find_tied(group)
+        alias |= group_alias
+        unknown += group_unknown
+    items = [_item_to_json(item) for item in planner.create_local_plan().items]
     tree = zlib.crc32(json.dumps(shared).encode())
-    return {"items": items, "alias": alias, "silent": silent, "tree": tree}
+    return {"items": items, "alias": alias, "silent": unknown, "tree": tree}
 
 
-def agree(
-    planner: DefaultSavePlanner, messages: list[Message]
+def plan_writes(
+    planner: DefaultSavePlanner, descriptions: list[Description]
 ) -> tuple[list[SavePlan], dict[str, str]]:
-    """The plan of every worker, and which names are tied to which."""
-    _check_same(messages)
-    alias = _agreed_alias(messages)
+    """Return the plan of every rank, and which names are tied to which."""
+    _check_shared_equal(descriptions)
+    alias = _common_alias(descriptions)
     plans = [
-        SavePlan([_item(item) for item in m["items"] if item["fqn"] not in alias]) for m in messages
+        SavePlan([_item_from_json(item) for item in d["items"] if item["fqn"] not in alias])
+        for d in descriptions
     ]
     try:
         final, _ = planner.create_global_plan(plans)
     except ValueError as error:
-        raise CheckpointError(f"the shards of a tensor do not make it whole: {error}") from error
+        raise CheckpointError(f"the shards of a tensor do not fill it: {error}") from error
     return final, alias
 
 
 def nbytes_of(plan: SavePlan) -> int:
-    """How many bytes a worker will write."""
-    total = 0
-    for item in plan.items:
-        if item.tensor_data is not None:
-            data = item.tensor_data
-            total += data.chunk.sizes.numel() * data.properties.dtype.itemsize
-    return total
+    """Return the number of bytes that a rank will write."""
+    data = [item.tensor_data for item in plan.items if item.tensor_data is not None]
+    return sum(d.chunk.sizes.numel() * d.properties.dtype.itemsize for d in data)
 
 
-def _agreed_alias(messages: list[Message]) -> dict[str, str]:
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _common_alias(descriptions: list[Description]) -> dict[str, str]:
+    """Return the ties that all ranks see which have memory to compare."""
     votes: dict[str, list[str | None]] = {}
-    for m in messages:
-        silent = set(m["silent"])
-        for name in dict.fromkeys(item["fqn"] for item in m["items"]):
-            if name not in silent:
-                votes.setdefault(name, []).append(m["alias"].get(name))
-    agreed: dict[str, str] = {}
+    for d in descriptions:
+        unknown = set(d["silent"])
+        for name in dict.fromkeys(item["fqn"] for item in d["items"]):
+            if name not in unknown:
+                votes.setdefault(name, []).append(d["alias"].get(name))
+    alias: dict[str, str] = {}
     for name, targets in votes.items():
         target = targets[0]
-        if target is not None and target not in agreed and len(set(targets)) == 1:
-            agreed[name] = target
-    return agreed
+        if target is not None and target not in alias and len(set(targets)) == 1:
+            alias[name] = target
+    return alias
 
 
-def _check_same(messages: list[Message]) -> None:
-    """Refuse when workers hold different shared state, naming the first difference."""
-    first = _described(messages[0])
-    for rank, m in enumerate(messages[1:], start=1):
-        other = _described(m)
+def _check_shared_equal(descriptions: list[Description]) -> None:
+    """Raise if ranks have different shared state, naming the first difference."""
+    first, tree = _shared_types(descriptions[0]), descriptions[0]["tree"]
+    for rank, description in enumerate(descriptions[1:], start=1):
+        other = _shared_types(description)
         for name in dict.fromkeys([*first, *other]):
             a, b = first.get(name, "absent"), other.get(name, "absent")
-            both_known = name in first and name in other
-            # ranks outside of a DTensor's mesh hold no part of it
-            if a != b and (both_known or m["tree"] != messages[0]["tree"]):
+            on_both = name in first and name in other
+            # a rank outside of a DTensor's mesh has no part of it
+            if a != b and (on_both or description["tree"] != tree):
                 raise CheckpointError(
                     f"shared state differs: {name} is {a} on rank 0, {b} on {rank}"
                 )
-        if m["tree"] != messages[0]["tree"]:
+        if description["tree"] != tree:
             why = f"a number, string or key on rank {rank} is not that of rank 0"
             raise CheckpointError(f"shared state differs: {why}; put it in mine")
 
 
-def _described(m: Message) -> dict[str, str]:
-    shared = (item for item in m["items"] if item["fqn"].startswith("shared/"))
+def _shared_types(description: Description) -> dict[str, str]:
+    shared = (item for item in description["items"] if item["fqn"].startswith("shared/"))
     return {item["fqn"]: f"{item['dtype']}{item['shape']}" for item in shared}
 
 
-def _item_json(item: WriteItem) -> dict[str, Any]:
+def _item_to_json(item: WriteItem) -> dict[str, Any]:
     data = item.tensor_data
     if data is None:
         raise CheckpointError(f"{item.index.fqn} is not a tensor")
@@ -166,7 +164,7 @@ def _item_json(item: WriteItem) -> dict[str, Any]:
     }
 
 
-def _item(item: dict[str, Any]) -> WriteItem:
+def _item_from_json(item: dict[str, Any]) -> WriteItem:
     offsets = torch.Size(item["offsets"])
     return WriteItem(
         index=MetadataIndex(item["fqn"], offsets),

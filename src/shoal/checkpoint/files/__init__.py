@@ -1,1 +1,1 @@
-"""The bytes of a checkpoint on disk: directory, data files, manifest."""
+"""The files of a checkpoint: its directory, manifest and raw tensor bytes."""

@@ -1,32 +1,41 @@
-"""The moment a checkpoint comes to be, and when old ones go."""
+"""Create a checkpoint atomically, and delete old ones.
+
+Phases of a save, on rank 0 under the lock of the root; each phase is durable before the next:
+
+1. :func:`sweep` deletes what interrupted saves left behind.
+2. All ranks write their data files into a temporary directory.
+3. :func:`commit` renames that directory, then writes the manifest and renames it into place. From
+   this moment the checkpoint exists.
+4. :func:`prune` deletes checkpoints beyond the number to keep.
+
+A crash at any point leaves either the old or the new manifest, never a part of one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.checkpoint.files.audit import DATA_FILE
-from shoal.checkpoint.files.directory import (
-    TEMPORARY,
-    read_manifest,
-    step_name,
-    steps,
-    sync_directory,
-)
-from shoal.checkpoint.files.manifest import NAME, Manifest, encode
+from shoal.checkpoint.files.directory import read_manifest, step_name, steps
+from shoal.checkpoint.files.manifest import DATA_FILE, NAME, Manifest, encode
 from shoal.checkpoint.files.raw import write_all
 from shoal.errors import CheckpointError
 
+LOCK = ".lock"
+TEMPORARY = ".tmp-"
 _NEW = ".new"
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True)
-class Draft:
-    """One save under way: its names follow from root, step and a token of its own."""
+class PendingSave:
+    """The paths of a save that is not yet committed; its token makes them unique."""
 
     root: Path
     step: int
@@ -34,95 +43,99 @@ class Draft:
 
     @property
     def path(self) -> Path:
-        """Where the checkpoint will be."""
+        """The directory of the finished checkpoint."""
         return self.root / step_name(self.step)
 
     @property
     def temporary(self) -> Path:
-        """Where its data files are written."""
+        """The directory into which data files are written."""
         return self.root / f"{TEMPORARY}{self.step:08d}-{self.token}"
 
-    def file(self, rank: int) -> Path:
-        """The data file of one worker; the token keeps it apart from that of an earlier save."""
+    def data_file(self, rank: int) -> Path:
+        """Return the data file of one rank; no earlier save of this step has the same name."""
         return self.temporary / f"rank-{rank:05d}-{self.token}.bin"
 
     @property
     def manifest(self) -> Path:
-        """The manifest before it is in force."""
+        """The manifest before it is renamed into place."""
         return self.path / f"manifest-{self.token}{_NEW}"
 
-    def withdraw(self) -> None:
-        """Take back data files that were moved, if no manifest names them."""
-        if self.token.encode() in _read(self.path / NAME):
-            return
-        with contextlib.suppress(OSError):
-            _drop(self.path, lambda name: self.token in name)
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
+    def roll_back(self) -> None:
+        """Delete what this save has written, unless a manifest refers to it already."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        try:
+            committed = self.token.encode() in (self.path / NAME).read_bytes()
+        except OSError:
+            committed = False
+        if not committed:
+            with contextlib.suppress(OSError):
+                _delete(self.path, lambda name: self.token in name)
+                if not any(self.path.iterdir()):
+                    self.path.rmdir()
 
 
-def commit(draft: Draft, manifest: Manifest) -> None:
-    """Move the data into place, then write the manifest, with fsync between."""
-    sync_directory(draft.temporary)
-    if draft.path.exists():  # the step is saved again: old files stay until the manifest turns
+def commit(save: PendingSave, manifest: Manifest) -> None:
+    """Move the data files into place, then write the manifest, with fsync between."""
+    sync_directory(save.temporary)
+    if save.path.exists():  # the step is saved again: old files stay until the manifest is replaced
         for name in manifest.files:
-            os.rename(draft.temporary / name, draft.path / name)
-        os.rmdir(draft.temporary)
-        sync_directory(draft.path)
+            os.rename(save.temporary / name, save.path / name)
+        os.rmdir(save.temporary)
+        sync_directory(save.path)
     else:
-        os.rename(draft.temporary, draft.path)
-    sync_directory(draft.root)
-    fd = os.open(draft.manifest, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.rename(save.temporary, save.path)
+    sync_directory(save.root)
+    fd = os.open(save.manifest, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         write_all(fd, memoryview(encode(manifest)))
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(draft.manifest, draft.path / NAME)
-    sync_directory(draft.path)
+    os.replace(save.manifest, save.path / NAME)
+    sync_directory(save.path)
 
 
-def prune(draft: Draft, keep: int) -> None:
-    """Remove what the new checkpoint replaces; the one just saved always stays."""
-    _drop(draft.path, lambda name: _is_ours(name) and draft.token not in name)
-    others = [path for path in steps(draft.root) if path != draft.path and _sound(path)]
+def prune(save: PendingSave, keep: int) -> None:
+    """Delete checkpoints until ``keep`` valid ones are left; never the one just saved."""
+    _delete(save.path, lambda name: _is_checkpoint_file(name) and save.token not in name)
+    others = [path for path in steps(save.root) if path != save.path and _is_valid(path)]
     for path in others[max(keep - 1, 0) :]:
-        grave = draft.root / f"{TEMPORARY}old-{path.name}-{draft.token}"
-        os.rename(path, grave)  # at once: a half-removed checkpoint must not look like one
+        grave = save.root / f"{TEMPORARY}old-{path.name}-{save.token}"
+        os.rename(path, grave)  # first, so that a half-deleted directory is not a checkpoint
         shutil.rmtree(grave)
 
 
-def sweep(draft: Draft) -> None:
-    """Remove what dead saves left; under the lock nobody else can be at work."""
-    for path in draft.root.iterdir():
+def sweep(save: PendingSave) -> None:
+    """Delete what interrupted saves left behind; under the lock no other save is running."""
+    for path in save.root.iterdir():
         if path.name.startswith(TEMPORARY) and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-    for path in steps(draft.root):
+    for path in steps(save.root):
         names = [child.name for child in path.iterdir()]
         if NAME in names:
-            _drop_unnamed(path)
-        elif all(_is_ours(name) for name in names):
+            _delete_unreferenced(path)
+        elif all(_is_checkpoint_file(name) for name in names):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _drop_unnamed(path: Path) -> None:
-    """Remove what a save of the same step left; of a damaged checkpoint remove nothing."""
+def _delete_unreferenced(path: Path) -> None:
+    """Delete files that the manifest does not name; nothing if the checkpoint is damaged."""
     with contextlib.suppress(CheckpointError, OSError):
-        named = read_manifest(path).files
-        _drop(path, lambda name: _is_ours(name) and name not in named)
+        files = read_manifest(path).files
+        _delete(path, lambda name: _is_checkpoint_file(name) and name not in files)
 
 
-def _drop(path: Path, unwanted: Callable[[str], bool]) -> None:
+def _delete(path: Path, unwanted: Callable[[str], bool]) -> None:
     for child in list(path.iterdir()):
         if unwanted(child.name):
             child.unlink()
 
 
-def _is_ours(name: str) -> bool:
+def _is_checkpoint_file(name: str) -> bool:
     return name.endswith(_NEW) or DATA_FILE.fullmatch(name) is not None
 
 
-def _sound(path: Path) -> bool:
+def _is_valid(path: Path) -> bool:
     try:
         read_manifest(path)
     except CheckpointError:
@@ -130,8 +143,64 @@ def _sound(path: Path) -> bool:
     return True
 
 
-def _read(file: Path) -> bytes:
+def make_root(root: Path) -> None:
+    """Make the directory and its parents if absent, durably."""
+    missing = [path for path in (root, *root.parents) if not path.exists()]
     try:
-        return file.read_bytes()
-    except OSError:
-        return b""
+        root.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            sync_directory(path.parent)
+    except FileExistsError:
+        raise CheckpointError(f"{root} is a file: name a directory for checkpoints") from None
+    except OSError as error:
+        why = f"cannot make the directory {root} for checkpoints: {error.strerror}"
+        raise CheckpointError(f"{why}; choose another path") from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make new and renamed files in ``path`` survive a power failure."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot
+            raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the lock of ``root``; the kernel releases it if this process dies."""
+    fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        why = "another run is saving there now: give each run its own directory"
+        raise CheckpointError(f"{root}: {why}") from None
+    except OSError:  # this filesystem has no locks: save without one
+        pass
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child may still have a copy of fd
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def disk_space(root: Path, nbytes: int) -> Iterator[None]:
+    """Raise with the number of bytes needed if the disk is full, before or while writing."""
+    free = shutil.disk_usage(root).free
+    text = f"No space left in {root}: needed {nbytes:,} bytes, had {free:,}"
+    text = f"{text}; free some, lower keep, or choose another path"
+    if free < nbytes:
+        raise CheckpointError(text)
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise CheckpointError(f"{text} ({error.strerror})") from error

@@ -1,44 +1,42 @@
-"""The directory of checkpoints: its names, its lock, and writes that survive a power cut."""
+"""Find checkpoints in a directory, and open and verify their files."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
-import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from shoal.checkpoint.files.audit import audit
-from shoal.checkpoint.files.manifest import NAME, Manifest, decode
+import torch
+from torch import Tensor
+
+from shoal.checkpoint.files.manifest import NAME, Chunk, Manifest, TensorEntry, decode
+from shoal.checkpoint.files.raw import DTYPES, crc_of, read_all, view_bytes
 from shoal.errors import CheckpointCorrupt, CheckpointError, CheckpointMissing
 
 MANIFEST_NBYTES_MAX = 1 << 30
-LOCK = ".lock"
-TEMPORARY = ".tmp-"
 _STEP = re.compile(r"step-(\d{8,18})")
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def step_name(step: int) -> str:
-    """``step-00000120``."""
+    """Return the directory name of a step, such as ``step-00000120``."""
     return f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step in the name of a directory, if it has one."""
-    found = _STEP.fullmatch(path.name)
-    return int(found[1]) if found else None
+    """Return the step in the name of a directory, or None if there is none."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
-def checked(path: str | os.PathLike[str]) -> Path:
-    """``path``, unless nobody could mean it.
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """Return ``path`` if it can name a directory of checkpoints.
 
     Raises:
-        CheckpointError: it has control characters, or the system refuses it.
+        CheckpointError: it is empty, has control characters, or the system refuses it.
     """
     text = os.fspath(path)
     if not text or not text.isprintable():
@@ -47,27 +45,29 @@ def checked(path: str | os.PathLike[str]) -> Path:
         os.stat(text)
     except FileNotFoundError:
         pass
-    except OSError as error:  # loops of symlinks, names too long, files on the way
-        raise CheckpointError(f"{_short(text)}: {error.strerror}; choose another path") from error
+    except OSError as error:  # loops of symlinks, names too long, a file in place of a directory
+        shown = text if len(text) <= 120 else f"{text[:80]}… ({len(text)} characters)"
+        raise CheckpointError(f"{shown}: {error.strerror}; choose another path") from error
     return Path(text)
 
 
 def steps(root: Path) -> list[Path]:
-    """Directories that may be checkpoints, the newest (by step, not by clock) first."""
+    """Return the directories that may be checkpoints, sorted by step, the newest first."""
     try:
-        found = [p for p in root.iterdir() if step_of(p) is not None]
+        paths = [p for p in root.iterdir() if step_of(p) is not None]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    real = [p for p in found if p.is_dir() and not p.is_symlink()]
+    real = [p for p in paths if p.is_dir() and not p.is_symlink()]
     return sorted(real, key=lambda p: step_of(p) or 0, reverse=True)
 
 
 def newest(root: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint under ``root`` whose manifest and files' sizes are sound, if any.
+    """Return the newest checkpoint under ``root`` with a valid manifest and file sizes, or None.
 
-    The bytes of tensors are not read here; :func:`load` does, and walks back if it must.
+    The bytes of tensors are not read here. :func:`load` reads them, and uses the checkpoint before
+    it if they are damaged.
     """
-    for path in steps(checked(root)):
+    for path in steps(check_path(root)):
         with contextlib.suppress(CheckpointError):
             read_manifest(path)
             return path
@@ -75,46 +75,84 @@ def newest(root: str | os.PathLike[str]) -> Path | None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The audited manifest of the checkpoint in ``path``.
+    """Return the manifest of the checkpoint in ``path``; check it and the sizes of data files.
 
     Raises:
-        CheckpointMissing: there is none: the save did not end.
-        CheckpointCorrupt: it, or the size of a data file, is not what was written.
+        CheckpointMissing: there is no manifest, so the save did not finish.
+        CheckpointCorrupt: the manifest or the size of a data file is not what was written.
     """
     file = path / NAME
     try:
-        fd, nbytes = open_regular(file)
+        fd, nbytes = _open_regular(file)
     except FileNotFoundError:
-        raise CheckpointMissing(f"{file}: missing, so the save did not end") from None
+        raise CheckpointMissing(f"{file}: missing, so the save did not finish") from None
     try:
         if nbytes > MANIFEST_NBYTES_MAX:
             raise CheckpointCorrupt(f"{file}: {nbytes} bytes are too many for a manifest")
         with os.fdopen(fd, "rb", closefd=False) as stream:
             manifest = decode(stream.read(nbytes))
-        audit(manifest)
     except ValueError as error:
         raise CheckpointCorrupt(f"{file}: {error}") from None
     finally:
         os.close(fd)
     for name, size in manifest.files.items():
-        os.close(open_data(path / name, size))
+        os.close(_open_data(path / name, size))
     return manifest
 
 
-def open_data(file: Path, nbytes: int) -> int:
-    """A descriptor of a data file, which must be a plain file of this size."""
+class DataFiles:
+    """The data files of a checkpoint; each is opened once, so that none can be replaced later."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._descriptors: dict[str, int] = {}
+
+    def __enter__(self) -> DataFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def read(self, name: str, entry: TensorEntry, chunk: Chunk) -> Tensor:
+        """Return the values of one chunk, with the strides it was saved with."""
+        count = chunk.nbytes // DTYPES[entry.dtype].itemsize
+        flat = torch.empty(count, dtype=DTYPES[entry.dtype])
+        self._check(name, chunk, lambda fd: read_all(fd, view_bytes(flat), chunk.at))
+        return flat.as_strided(chunk.sizes, chunk.stride)
+
+    def verify(self, name: str, chunk: Chunk) -> None:
+        """Compare the CRC-32 of one chunk without keeping its values."""
+        self._check(name, chunk, lambda fd: crc_of(fd, chunk.at, chunk.nbytes))
+
+    def _check(self, name: str, chunk: Chunk, read: Callable[[int], int]) -> None:
+        file = self.path / chunk.file
+        try:
+            if chunk.file not in self._descriptors:
+                self._descriptors[chunk.file] = _open_data(file, self.manifest.files[chunk.file])
+            crc = read(self._descriptors[chunk.file])
+        except (EOFError, OSError) as error:
+            raise CheckpointCorrupt(f"{file}: tensor {name}: {error}") from error
+        if crc != chunk.crc32:
+            why = f"its CRC-32 is {crc:08x}, but {chunk.crc32:08x} was written"
+            raise CheckpointCorrupt(f"{file}: tensor {name}: {why}")
+
+
+def _open_data(file: Path, nbytes: int) -> int:
+    """Open a data file, which must be a regular file of this size."""
     try:
-        fd, found = open_regular(file)
+        fd, size = _open_regular(file)
     except FileNotFoundError:
         raise CheckpointCorrupt(f"{file}: missing") from None
-    if found != nbytes:
+    if size != nbytes:
         os.close(fd)
-        raise CheckpointCorrupt(f"{file}: {found} bytes, and {nbytes} were written")
+        raise CheckpointCorrupt(f"{file}: has {size} bytes, but {nbytes} were written")
     return fd
 
 
-def open_regular(file: Path) -> tuple[int, int]:
-    """A descriptor and the size of a plain file: a link or pipe could lead anywhere."""
+def _open_regular(file: Path) -> tuple[int, int]:
+    """Open a regular file and return its size; refuse symlinks and pipes, which lead elsewhere."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -125,75 +163,5 @@ def open_regular(file: Path) -> tuple[int, int]:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
-        raise CheckpointCorrupt(f"{file}: is not a plain file")
+        raise CheckpointCorrupt(f"{file}: is not a regular file")
     return fd, status.st_size
-
-
-def make_root(root: Path) -> None:
-    """Make the directory, and its parents, if absent."""
-    made = [path for path in (root, *root.parents) if not path.exists()]
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        for path in made:
-            sync_directory(path.parent)
-    except FileExistsError:
-        raise CheckpointError(f"{root} is a file: name a directory for checkpoints") from None
-    except OSError as error:
-        why = f"cannot make the directory {root} for checkpoints: {error.strerror}"
-        raise CheckpointError(f"{why}; choose another path") from error
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames and new names in ``path`` survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot
-            raise
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Be the only one to save under ``root``; the kernel frees the lock of whoever dies."""
-    fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        why = "another run is saving there now: give each run its own directory"
-        raise CheckpointError(f"{root}: {why}") from None
-    except OSError:  # a filesystem without locks: go on as everybody else does there
-        pass
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy of fd
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-
-@contextlib.contextmanager
-def room(root: Path, nbytes: int) -> Iterator[None]:
-    """Tell how much was needed when the disk runs full, before or while writing."""
-    if (free := shutil.disk_usage(root).free) < nbytes:
-        raise CheckpointError(_no_space(root, nbytes, free))
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_SPACE:
-            raise
-        why = f"{_no_space(root, nbytes, free)} ({error.strerror})"
-        raise CheckpointError(why) from error
-
-
-def _no_space(root: Path, needed: int, had: int) -> str:
-    text = f"No space left in {root}: needed {needed:,} bytes, had {had:,}"
-    return f"{text}; free some, lower keep, or choose another path"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 120 else f"{text[:80]}… ({len(text)} characters)"
