@@ -20,7 +20,7 @@ from typing import Any
 
 from shoal.timeline.files import replace_text
 from shoal.timeline.intervals import pack
-from shoal.timeline.span import LANES, Span
+from shoal.timeline.span import LANES
 from shoal.timeline.summary import PARTS, Row, Summary, windows
 from shoal.timeline.table import CAPTION, HEADINGS, cells, milliseconds
 from shoal.timeline.timeline import Timeline
@@ -28,6 +28,7 @@ from shoal.timeline.timeline import Timeline
 FIRST = ("model", "workers", "samples_per_second")
 NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # shown elsewhere
 _FIELD = re.compile(r"\{\{(\w+)\}\}")
+_SHARE, _SMALL = re.compile(r"\s+(\d+%)$"), r" <small>\1</small>"  # percentages are printed small
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -94,7 +95,10 @@ def _text(value: Any) -> str:
 
 def _warnings(timeline: Timeline, drawn: Timeline) -> Iterator[str]:
     meta = timeline.meta
-    torn, dropped = _items(meta.get("torn")), _items(meta.get("dropped"))
+    torn, dropped = (
+        value.items() if isinstance(value := meta.get(key), Mapping) else ()
+        for key in ("torn", "dropped")
+    )
     lines = [f"worker {worker}: its file is incomplete ({why})" for worker, why in torn]
     lines += [f"worker {worker}: its oldest {n} spans were dropped" for worker, n in dropped]
     if meta.get("missing"):
@@ -105,10 +109,6 @@ def _warnings(timeline: Timeline, drawn: Timeline) -> Iterator[str]:
         part = f"the last {len(drawn.steps)} of {len(timeline.steps)} steps"
         lines.append(f"only {part} are drawn; the summary covers all")
     return (f'<p class="warning">{html.escape(line)}</p>' for line in lines)
-
-
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    return iter(value.items() if isinstance(value, Mapping) else ())
 
 
 def _bar(row: Row) -> str:
@@ -148,14 +148,9 @@ def _table(summary: Summary) -> Iterator[str]:
     for row in (*summary.rows, summary.total):
         first, *others = (html.escape(cell) for cell in cells(row))
         kind = ' class="total"' if row.worker is None else ""
-        columns = "".join(f"<td>{_dimmed(cell)}</td>" for cell in others)
+        columns = "".join(f"<td>{_SHARE.sub(_SMALL, cell)}</td>" for cell in others)
         yield f'<tr{kind}><th scope="row">{first}</th>{columns}</tr>'
     yield "</tbody>"
-
-
-def _dimmed(cell: str) -> str:
-    """Make the percentage after a time smaller."""
-    return re.sub(r"\s+(\d+%)$", r" <small>\1</small>", cell)
 
 
 def _data(timeline: Timeline) -> dict[str, Any]:
@@ -169,14 +164,11 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         rows = pack([(span.start, span.end) for span in spans])
         lists: list[list[float]] = [[] for _ in range(max(rows) + 1)]
         for span, row in zip(spans, rows, strict=True):
-            lists[row].extend(_numbers(span, zero, names.setdefault(span.name, len(names))))
+            start, duration = round((span.start - zero) * 1e6, 1), round(span.seconds * 1e6, 1)
+            name = names.setdefault(span.name, len(names))
+            lists[row].extend((start, duration, name, span.nbytes, span.step))
         tracks.append({"worker": worker, "lane": lane, "rows": lists})
     return {"names": list(names), "tracks": tracks, "steps": _boundaries(timeline, zero)}
-
-
-def _numbers(span: Span, zero: float, name: int) -> tuple[float, ...]:
-    start, duration = round((span.start - zero) * 1e6, 1), round(span.seconds * 1e6, 1)
-    return (start, duration, name, span.nbytes, span.step)
 
 
 def _boundaries(timeline: Timeline, zero: float) -> dict[int, list[float]]:

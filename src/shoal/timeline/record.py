@@ -59,13 +59,7 @@ class Recorder:
         self._append((self._number(), lane, name, start, seconds, nbytes, step))
 
     def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> OpenSpan:
-        """Return a context manager that records the time spent inside, errors included.
-
-        ::
-
-            with recorder.span("compute", "forward", step=3):
-                ...
-        """
+        """Return a context manager that records the time spent inside, also if it raises."""
         return OpenSpan(self, (lane, name), nbytes, step)
 
     def timeline(self, meta: Mapping[str, Any] | None = None) -> Timeline:
