@@ -1,4 +1,4 @@
-"""A language model of characters: a small GPT learns to write like Shoal's licence.
+"""Train a small GPT on the characters of Shoal's licence, then let it write.
 
 shoal run examples/char_lm.py -n 2
 shoal run examples/char_lm.py -n 2 --strategy "tensor=2"
@@ -21,7 +21,7 @@ TEXT = Path(__file__).parents[1] / "LICENSE"
 
 
 class Characters(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of a text, each with the same window one character on."""
+    """Windows of a text; the target is the same window, shifted by one character."""
 
     def __init__(self, text: str, context: int) -> None:
         self.letters = sorted(set(text))
@@ -46,8 +46,8 @@ def write(model: nn.Module, text: Characters, length: int) -> str:
     codes = text.codes[None, :8]  # (1, time)
     for _ in range(length):
         logits = model(codes[:, -text.context :])[0, -1]
-        chosen = torch.multinomial(torch.softmax(logits / 0.7, -1), 1)
-        codes = torch.cat([codes, chosen[None]], 1)
+        sampled = torch.multinomial(torch.softmax(logits / 0.7, -1), 1)
+        codes = torch.cat([codes, sampled[None]], 1)
     return "".join(text.letters[i] for i in codes[0].tolist())
 
 
@@ -67,9 +67,9 @@ def main() -> None:
             step = run.step(batch)
             if run.is_main and step.number % 20 == 0:
                 print(f"step {step.number:4d}   loss {step.loss:.3f}")
-        found = run.evaluate(text, batch_size=24)
+        metrics = run.evaluate(text, batch_size=24)
         if run.is_main:
-            print(f"loss {found['loss']:.3f} after {run.steps} steps")
+            print(f"loss {metrics['loss']:.3f} after {run.steps} steps")
         if run.is_main and run.size == 1:
             print(write(model, text, args.write))
 

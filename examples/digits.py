@@ -1,4 +1,4 @@
-"""An image classifier: a small convolutional network on scikit-learn's 1,797 handwritten digits.
+"""Train an image classifier: a small convolutional network on scikit-learn's 1,797 digits.
 
 shoal run examples/digits.py -n 2
 shoal run examples/digits.py -n 2 --strategy "local(8), error_feedback(topk(0.05))"
@@ -21,7 +21,7 @@ import shoal
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Images in [0, 1] and labels; every fifth is kept for the test."""
+    """Return images in [0, 1] and their labels; every fifth is in the test set."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     y = torch.tensor(labels)
@@ -56,17 +56,17 @@ def main() -> None:
                 samples += step.samples
                 show(step)
         rate = samples / (time.perf_counter() - start)
-        found = run.evaluate(test, metrics={"accuracy": shoal.accuracy})
+        metrics = run.evaluate(test, metrics={"accuracy": shoal.accuracy})
         if run.is_main:
-            shown = {
+            columns = {
                 "steps": f"{run.steps}",
                 "training loss": f"{step.loss:.4f}",
-                "test loss": f"{found['loss']:.4f}",
-                "test accuracy": f"{found['accuracy']:.1%}",
+                "test loss": f"{metrics['loss']:.4f}",
+                "test accuracy": f"{metrics['accuracy']:.1%}",
                 "samples/s": f"{rate:,.0f}",
             }
-            table = Table(*shown, title="Digits", title_justify="left")
-            table.add_row(*shown.values())
+            table = Table(*columns, title="Digits", title_justify="left")
+            table.add_row(*columns.values())
             Console().print(table)
 
 

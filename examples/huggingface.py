@@ -1,9 +1,9 @@
-"""A Hugging Face model from its config: dict batches, and the loss that the model computes itself.
+"""Train a Hugging Face model from its config: dict batches, and the model's own loss.
 
     shoal run examples/huggingface.py -n 2
     shoal run examples/huggingface.py -n 2 --strategy "error_feedback(powersgd(4))"
 
-Nothing is downloaded: the weights are random and the text is Python's own.
+Nothing is downloaded: the weights are random, and the text is part of Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTEXT = 32
 
 
 def zen() -> list[dict[str, Tensor]]:
-    """Windows of the Zen of Python, byte by byte, as a tokenizer and collator would give them."""
+    """Return windows of the Zen of Python, byte by byte, in the form of a tokenizer's output."""
     codes = torch.tensor(list(codecs.decode(this.s, "rot13").encode()))
     windows = codes.unfold(0, CONTEXT, CONTEXT // 4)  # (samples, context)
     return [{"input_ids": window, "labels": window} for window in windows]
@@ -47,15 +47,15 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * 7)
 
     data = zen()
-    with shoal.distribute(model, optimizer, clip=1.0) as run:  # no loss: the model's own
+    with shoal.distribute(model, optimizer, clip=1.0) as run:  # no loss: the model computes it
         for batch in run.loader(data, batch_size=16, epochs=args.epochs, seed=0):
             step = run.step(batch)
             schedule.step()
             if run.is_main and step.number % 20 == 0:
                 print(f"step {step.number:4d}   loss {step.loss:.3f}")
-        found = run.evaluate(data, batch_size=16)
+        metrics = run.evaluate(data, batch_size=16)
         if run.is_main:
-            print(f"loss {found['loss']:.3f} after {run.steps} steps")
+            print(f"loss {metrics['loss']:.3f} after {run.steps} steps")
 
 
 if __name__ == "__main__":

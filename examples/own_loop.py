@@ -1,9 +1,9 @@
-"""A loop of one's own: accumulation, clipping, autocast, a schedule, early stopping.
+"""Write your own loop: accumulation, clipping, autocast, a schedule, early stopping.
 
     shoal run examples/own_loop.py -n 2
 
-`run.step(batch)` is exactly the three lines marked below; here they stand apart, so that anything
-may stand between them.
+`run.step(batch)` does exactly what the three numbered lines do. Written out, they leave room for
+your own code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shoal
 
 
 def waves(count: int) -> TensorDataset:
-    """Noisy samples of sin(x) cos(2y)."""
+    """Return noisy samples of sin(x) cos(2y)."""
     draw = torch.Generator().manual_seed(0)
     x = torch.rand(count, 2, generator=draw) * 6 - 3
     y = torch.sin(x[:, :1]) * torch.cos(2 * x[:, 1:])
@@ -48,17 +48,17 @@ def main() -> None:
     with shoal.distribute(model, optimizer, loss=huber, accumulate=4, clip=1.0) as run:
         for epoch in range(args.epochs):
             for batch in run.loader(train, batch_size=200, epochs=1, seed=epoch):
-                for micro in run.micro(batch):  # 1: four micro-batches, as accumulate says
+                for micro in run.micro(batch):  # 1: four micro-batches (accumulate=4)
                     with torch.autocast(run.device.type, torch.bfloat16):
                         loss = run.forward(micro)
-                    run.backward(loss)  # 2: gradients add up; the last one's travel at once
+                    run.backward(loss)  # 2: sum gradients; the last call sends them
                 step = run.update()  # 3: agree, clip, update
             schedule.step()
             now = run.evaluate(test)["loss"]
             best, since = (now, 0) if now < 0.99 * best else (best, since + 1)
             if run.is_main:
                 print(f"epoch {epoch:2d}   loss {step.loss:.4f}   test {now:.4f}")
-            if run.agree(since >= args.patience, how="max"):  # all stop, or none
+            if run.agree(since >= args.patience, how="max"):  # all workers stop, or none
                 break
 
 

@@ -1,9 +1,9 @@
-"""Resume after a kill: the same samples and the same numbers as if nothing had happened.
+"""Resume after a kill, with the same samples and the same results as without it.
 
-    shoal run examples/resume.py -n 2 --max-restarts 1 -- --die-at 30     # dies once, goes on, ends
+    shoal run examples/resume.py -n 2 --max-restarts 1 -- --die-at 30     # dies once, resumes, ends
     shoal run examples/resume.py -n 2 --resume                            # or by hand, later
 
-`--die-at` plays the fault: rank 0 kills itself as `kill -9` would, once.
+`--die-at` simulates the fault: rank 0 kills itself with SIGKILL, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
     parser.add_argument("--checkpoints", type=Path, default=Path("shoal-runs/resume"))
-    parser.add_argument("--die-at", type=int, default=None, help="a step; once")
+    parser.add_argument("--die-at", type=int, default=None, help="step at which rank 0 dies, once")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def main() -> None:
         every=args.every,
         keep=2,
     )
-    started = run.steps  # 0, or where the checkpoint left off
+    started = run.steps  # 0, or the step of the checkpoint
     if run.is_main and started:
         print(f"resumed at step {started}")
     with run:
@@ -51,10 +51,12 @@ def main() -> None:
             if step.number == args.die_at and run.is_main and not started:
                 print(f"dying at step {step.number}", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-        found = run.evaluate(data, metrics={"accuracy": shoal.accuracy})
+        result = run.evaluate(data, metrics={"accuracy": shoal.accuracy})
         if run.is_main:
             weight = sum(float(p.detach().double().sum()) for p in model.parameters())
-            print(f"loss {found['loss']:.6f}   accuracy {found['accuracy']:.1%}   sum {weight:.9f}")
+            print(
+                f"loss {result['loss']:.6f}   accuracy {result['accuracy']:.1%}   sum {weight:.9f}"
+            )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from checkpoint_forms import forge, seal, small
 
 from shoal.checkpoint import State, load, newest, save
+from shoal.checkpoint.dcp import read
 from shoal.errors import (
     CheckpointCorrupt,
     CheckpointMismatch,
@@ -153,7 +154,7 @@ def test_a_manifest_of_another_step_is_noticed(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     forge(last(root), lambda body: body.update(step=30))
-    assert "of step 30, in a directory of 20" in falls_back(root, caplog)
+    assert "of step 30, but in the directory of step 20" in falls_back(root, caplog)
 
 
 def _first_chunk(body: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def _overlap_boxes(body: dict[str, Any]) -> None:
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "version": (lambda b: b.update(version=2), "version 2, and this Shoal reads version 1"),
+    "version": (lambda b: b.update(version=2), "version 2, but this Shoal reads version 1"),
     "format": (lambda b: b.update(format="other"), "format 'other'"),
     "lacks": (lambda b: b.pop("tensors"), "lacks 'tensors'"),
     "path up": (_rename_file("../../etc/passwd"), "cannot name a data file"),
@@ -204,10 +205,13 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "tensors type": (lambda b: b.update(tensors=[]), "malformed"),
     "workers": (lambda b: b.update(size=2), "number of workers"),
     "alias": (lambda b: b["alias"].update(x="absent"), "tied to absent"),
-    "tied twice": (lambda b: b["alias"].update({"rank0/residual": "rank0/residual"}), "at once"),
+    "tied twice": (
+        lambda b: b["alias"].update({"rank0/residual": "rank0/residual"}),
+        "saved and tied",
+    ),
     "no tensor": (lambda b: b["shared"].update(x={"$tensor": "y"}), "'y' is absent"),
     "form": (lambda b: b["shared"].update(x={"$python": "os.system"}), "unknown form"),
-    "key": (lambda b: b["shared"].update(x={"$dict": [[[], 1]]}), "no scalar"),
+    "key": (lambda b: b["shared"].update(x={"$dict": [[[], 1]]}), "not a scalar"),
     "part": (lambda b: b.update(meta=[1]), "not a dict"),
     "nan": (lambda b: b["meta"].update(x=float("nan")), "NaN is not JSON"),
 }
@@ -281,10 +285,10 @@ def test_a_pipe_or_directory_in_place_of_a_file_does_not_block(
     file = data(last(root))
     file.unlink()
     os.mkfifo(file)
-    assert "is not a plain file" in falls_back(root, caplog)
+    assert "is not a regular file" in falls_back(root, caplog)
     file.unlink()
     file.mkdir()
-    assert "is not a plain file" in falls_back(root, caplog)
+    assert "is not a regular file" in falls_back(root, caplog)
 
 
 def test_a_linked_step_is_not_taken_for_one_of_this_root(root: Path) -> None:
@@ -299,7 +303,7 @@ def test_a_directory_without_manifest_is_not_a_checkpoint(
 ) -> None:
     (last(root) / "manifest.json").unlink()
     assert newest(root) == root / "step-00000010"
-    assert "the save did not end" in falls_back(root, caplog)
+    assert "the save did not finish" in falls_back(root, caplog)
 
 
 def test_a_sparse_giant_is_refused_by_its_size(
@@ -314,16 +318,13 @@ def test_a_sparse_giant_is_refused_by_its_size(
 def test_a_file_replaced_after_it_was_verified_is_noticed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shoal.checkpoint.loading as module
+    fill = read.fill
 
-    check = module._check_fit
+    def replace_and_fill(path: Path, *args: Any) -> Any:
+        data(path).write_bytes(b"\1" * data(path).stat().st_size)
+        return fill(path, *args)
 
-    def replace(path: Path, *args: Any) -> None:
-        check(path, *args)
-        size = data(path).stat().st_size
-        data(path).write_bytes(b"\1" * size)
-
-    monkeypatch.setattr(module, "_check_fit", replace)
+    monkeypatch.setattr(read, "fill", replace_and_fill)
     with pytest.raises(CheckpointCorrupt, match="CRC-32"):
         load(root, rank=0, size=1)
 

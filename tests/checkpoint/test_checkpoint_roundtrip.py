@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shoal import checkpoint
 from shoal.checkpoint import SaveOptions, State, load, match, newest, save
-from shoal.checkpoint.raw import DTYPES, dense, is_dense, row_major
+from shoal.checkpoint.files.raw import DTYPES, dense, is_dense, row_major
 from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import BadArgument, CheckpointError, CheckpointMismatch, CheckpointMissing
 
@@ -222,7 +222,7 @@ def test_leftovers_of_dead_saves_are_swept(root: Path) -> None:
 
 def test_two_runs_cannot_save_in_one_directory_at_once(root: Path) -> None:
     with (
-        checkpoint.directory.locked(root),
+        checkpoint.files.commit.locked(root),
         pytest.raises(CheckpointError, match="another run is saving there"),
     ):
         save(root, small(30), step=30)
@@ -243,7 +243,7 @@ def test_a_template_is_filled_in_place(root: Path) -> None:
     [
         ({"w": torch.zeros(2, 3)}, r"model/w: shape \(2, 3\) in the model, \(3, 2\) in"),
         ({"w": torch.zeros(3, 2).double()}, "model/w: torch.float64 in the model, torch.float32"),
-        ({"v": torch.zeros(3, 2)}, "model/v: the model has it, .* has not"),
+        ({"v": torch.zeros(3, 2)}, "model/v: the model has it, .* does not"),
     ],
 )
 def test_a_template_that_differs_is_left_untouched(
@@ -275,14 +275,14 @@ def test_match_names_the_first_parameter_that_differs(root: Path) -> None:
     w, b = torch.zeros(3, 2), torch.zeros(4)
     match({"w": w, "b": b.to("meta")}, loaded)
     for wrong, why in [
-        ({"w": w}, "b: the checkpoint .* has it, the model has not"),
-        ({"w": w, "b": b, "c": b}, "c: the model has it, the checkpoint .* has not"),
+        ({"w": w}, "b: the checkpoint .* has it, the model does not"),
+        ({"w": w, "b": b, "c": b}, "c: the model has it, the checkpoint .* does not"),
         ({"w": w.t(), "b": b}, r"w: shape \(2, 3\) in the model, \(3, 2\) in"),
         ({"w": w, "b": b.half()}, "b: torch.float16 in the model, torch.float32 .* never cast"),
     ]:
         with pytest.raises(CheckpointMismatch, match=why):
             match(wrong, loaded)
-    with pytest.raises(CheckpointMismatch, match="holds no 'net'"):
+    with pytest.raises(CheckpointMismatch, match="has no 'net'"):
         match({}, loaded, under="net")
 
 
@@ -350,7 +350,7 @@ def test_there_is_no_checkpoint_where_none_was_saved(tmp_path: Path) -> None:
     assert newest(tmp_path / "absent") is None
     with pytest.raises(CheckpointMissing, match="does not exist"):
         load(tmp_path / "absent", rank=0, size=1)
-    with pytest.raises(CheckpointMissing, match="holds no checkpoint"):
+    with pytest.raises(CheckpointMissing, match="has no checkpoint"):
         load(tmp_path, rank=0, size=1)
 
 

@@ -1,25 +1,26 @@
-"""Atomic, checksummed checkpoints that load on another number of workers and never run code.
+"""Atomic, checksummed checkpoints that load on any number of workers and never unpickle.
 
 ::
 
     root/
-    ├── .lock                            held by the worker that is saving
-    ├── .tmp-00000140-5f0c…/             a save under way, or one that died (swept by the next)
+    ├── .lock                            locked by the rank that is saving
+    ├── .tmp-00000140-5f0c…/             an unfinished save; the next save deletes it
     └── step-00000120/
-        ├── rank-00000-9a41….bin         raw bytes of tensors, back to back
+        ├── rank-00000-9a41….bin         raw bytes of tensors, one after another
         ├── rank-00001-9a41….bin
         └── manifest.json                written last: without it the directory is not a checkpoint
 
-torch.distributed.checkpoint plans who writes what and how shards are cut anew; the bytes, the JSON
-manifest and what workers tell each other are ours, because torch's own writer and its object
-collectives pickle. Every byte on disk lies under a CRC-32, in the manifest or of it.
+:mod:`shoal.checkpoint.dcp` uses torch.distributed.checkpoint (DCP) to plan which rank writes which
+part of a tensor, and to reshard on load. The data files, the JSON manifest and the messages between
+ranks are Shoal's own (:mod:`shoal.checkpoint.files`), because DCP's writer and its object
+collectives use pickle. Every byte on disk is covered by a CRC-32.
 """
 
-from shoal.checkpoint.directory import newest
-from shoal.checkpoint.loading import load
-from shoal.checkpoint.matching import match
+from shoal.checkpoint.files.directory import newest
+from shoal.checkpoint.load import load
+from shoal.checkpoint.match import match
 from shoal.checkpoint.rng import rng_state, set_rng_state
-from shoal.checkpoint.saving import save
+from shoal.checkpoint.save import save
 from shoal.checkpoint.state import Loaded, SaveOptions, State
 
 __all__ = [

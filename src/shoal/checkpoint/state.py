@@ -1,4 +1,4 @@
-"""What goes into a checkpoint, and what comes out."""
+"""The input of :func:`shoal.checkpoint.save` and the output of :func:`shoal.checkpoint.load`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Nested = dict[Any, Any]
 
 @dataclass(frozen=True)
 class State:
-    """What one worker hands over to be saved.
+    """The state that one worker passes to :func:`shoal.checkpoint.save`.
 
     Attributes:
-        shared: the same on every worker (model, optimizer); DTensors are saved shard by shard.
-        mine: of this worker alone (residuals, replica, random state).
-        meta: no tensors (strategy, loader position, versions); that of rank 0 is kept.
+        shared: equal on all workers (model, optimizer); DTensors are saved shard by shard.
+        mine: belongs to this worker only (residuals, replica, random state).
+        meta: values without tensors (strategy, loader position, versions); rank 0's are saved.
     """
 
     shared: Nested
@@ -33,11 +33,11 @@ class State:
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How to save.
+    """Options of :func:`shoal.checkpoint.save`.
 
     Attributes:
-        keep: how many checkpoints stay; older ones go after a save succeeded.
-        group: whose workers save together; None for one process.
+        keep: number of checkpoints to keep; older ones are deleted after a successful save.
+        group: the workers that save together; None for a single process.
         timeout_seconds: how long a worker waits for the others in one phase.
     """
 
@@ -47,24 +47,24 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise BadArgument(f"Options(keep={self.keep})", "at least 1 checkpoint must stay")
+            raise BadArgument(f"SaveOptions(keep={self.keep})", "keep at least 1 checkpoint")
         if not self.timeout_seconds > 0:
-            call = f"Options(timeout_seconds={self.timeout_seconds})"
+            call = f"SaveOptions(timeout_seconds={self.timeout_seconds})"
             raise BadArgument(call, "must be positive")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What one worker gets back.
+    """A loaded checkpoint, as seen by one worker.
 
     Attributes:
-        shared: tensors of the template if one was given, else whole tensors on the CPU.
-        mine: this worker's own part, or None if the number of workers has changed.
+        shared: the tensors of the template if there was one, else full tensors on the CPU.
+        mine: this worker's own state, or None if the number of workers has changed.
         meta: as it was saved.
-        step: at which step it was saved.
-        path: from which directory.
-        size: how many workers saved it.
-        parts: the ``mine`` of any of these workers, read when asked for.
+        step: the step after which the checkpoint was saved.
+        path: the directory of the checkpoint.
+        size: the number of workers that saved it.
+        parts: ``parts(rank)`` reads the ``mine`` of any of those workers.
     """
 
     shared: Nested

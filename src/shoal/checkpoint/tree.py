@@ -1,8 +1,9 @@
-"""Nested state as a JSON tree, with its tensors taken out and named.
+"""Convert nested state to a JSON tree and named tensors, and back.
 
-JSON has no integer keys, tuples or NaN, all of which an optimizer's state has; each is written as
-an object with one ``$`` key. A name is the path, ``model/layer.weight``: unlike dots, a slash is
-rare inside keys, and is escaped there.
+JSON has no integer keys, tuples or NaN, but an optimizer's state does; each is encoded as an object
+with one key that starts with ``$``. The name of a tensor is its path, such as
+``model/layer.weight``. Paths use a slash because keys often contain dots; a slash in a key is
+escaped.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from torch import Tensor
 from shoal.errors import BadArgument
 
 DEPTH = 64
-"""How deep state may nest: deeper is a cycle, or an attack."""
+"""Largest depth of nesting; state that is deeper contains itself, or is an attack."""
 
 Json = Any
 
 
 def flatten(value: object, name: str) -> tuple[Json, dict[str, Tensor]]:
-    """The tree of ``value``, and its tensors by name; every name starts with ``name``."""
+    """Return the tree of ``value`` and its tensors by name; every name starts with ``name``."""
     tensors: dict[str, Tensor] = {}
     return _encode(value, (name,), tensors), tensors
 
 
 def unflatten(tree: Json, tensor: Callable[[str], object]) -> Any:
-    """What :func:`flatten` took apart; ``tensor`` gives the tensor of a name.
+    """Rebuild what :func:`flatten` was given; ``tensor(name)`` returns the tensor of that name.
 
     Raises:
-        ValueError: the tree is not one of ours.
+        ValueError: :func:`flatten` cannot have returned this tree.
     """
     if isinstance(tree, list):
         return [unflatten(item, tensor) for item in tree]
@@ -40,15 +41,17 @@ def unflatten(tree: Json, tensor: Callable[[str], object]) -> Any:
     if len(tree) == 1:
         (key, value), *_ = tree.items()
         if key.startswith("$"):
-            return _special(key, value, tensor)
+            return _decode_special(key, value, tensor)
     return {key: unflatten(value, tensor) for key, value in tree.items()}
 
 
 def _encode(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Json:
     if len(path) > DEPTH:
-        raise BadArgument(_shown(path), f"nested deeper than {DEPTH}, or contains itself")
+        raise BadArgument(_shorten(path), f"nested deeper than {DEPTH}, or contains itself")
     if isinstance(value, Tensor):
-        name = _unused("/".join(path), tensors)
+        name = "/".join(path)
+        while name in tensors:  # {0: a, "0": b}
+            name += "'"
         tensors[name] = value
         return {"$tensor": name}
     if isinstance(value, dict):
@@ -56,20 +59,20 @@ def _encode(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) ->
     if isinstance(value, (list, tuple)):
         items = [_encode(item, (*path, str(i)), tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
-    return _scalar(value, path)
+    return _encode_scalar(value, path)
 
 
 def _encode_dict(value: dict[Any, Any], path: tuple[str, ...], tensors: dict[str, Tensor]) -> Json:
-    pairs = [
-        [_scalar(key, path), _encode(item, (*path, _escaped(key)), tensors)]
-        for key, item in value.items()
-    ]
+    pairs = []
+    for key, item in value.items():
+        escaped = str(key).replace("~", "~0").replace("/", "~1")
+        pairs.append([_encode_scalar(key, path), _encode(item, (*path, escaped), tensors)])
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
         return dict(pairs)
     return {"$dict": pairs}
 
 
-def _scalar(value: object, path: tuple[str, ...]) -> Json:
+def _encode_scalar(value: object, path: tuple[str, ...]) -> Json:
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -78,10 +81,10 @@ def _scalar(value: object, path: tuple[str, ...]) -> Json:
         number = float(value)
         return number if math.isfinite(number) else {"$float": repr(number)}
     why = f"a {type(value).__name__} cannot be saved: use tensors, numbers, strings, lists or dicts"
-    raise BadArgument(_shown(path), why)
+    raise BadArgument(_shorten(path), why)
 
 
-def _special(key: str, value: Json, tensor: Callable[[str], object]) -> Any:
+def _decode_special(key: str, value: Json, tensor: Callable[[str], object]) -> Any:
     if key == "$tensor" and isinstance(value, str):
         return tensor(value)
     if key == "$tuple" and isinstance(value, list):
@@ -92,19 +95,9 @@ def _special(key: str, value: Json, tensor: Callable[[str], object]) -> Any:
         try:
             return {unflatten(k, tensor): unflatten(item, tensor) for k, item in value}
         except TypeError as error:
-            raise ValueError(f"a dict with a key that is no scalar: {error}") from error
+            raise ValueError(f"a key of a dict is not a scalar: {error}") from error
     raise ValueError(f"unknown form {key!r} in the tree")
 
 
-def _escaped(key: object) -> str:
-    return str(key).replace("~", "~0").replace("/", "~1")
-
-
-def _unused(name: str, tensors: dict[str, Tensor]) -> str:
-    while name in tensors:  # {0: a, "0": b}
-        name += "'"
-    return name
-
-
-def _shown(path: tuple[str, ...]) -> str:
+def _shorten(path: tuple[str, ...]) -> str:
     return "/".join(path[:6]) + ("/…" if len(path) > 6 else "")

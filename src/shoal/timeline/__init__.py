@@ -1,7 +1,8 @@
-"""Where the time of a step goes: one type for measured and simulated runs.
+"""Timelines: how each worker spends the time of a step, measured or simulated.
 
-A worker records spans (:class:`Recorder`), writes them at its end, and :func:`collect` merges what
-is there into a :class:`Timeline`: summed up as a table, drawn as a page, exported for Perfetto.
+A worker records spans (:class:`Recorder`) and writes them to a file at the end of the run.
+:func:`collect` merges the files into a :class:`Timeline`, which can be summarised as a table, drawn
+as an HTML page, or exported for Perfetto.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Timelines on disk: a worker writes its file whole or not at all; a reader takes what is there.
+"""Write the timeline of each worker to a file, atomically, and read all of them back.
 
-A run whose workers died is the one whose timeline is wanted most, so a missing or torn file is a
-fact in ``meta``, not an error.
+The timeline of a run that failed is wanted most, so a missing or incomplete file is not an error:
+``meta`` says which workers are concerned.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from shoal.errors import UsageError
 from shoal.timeline.timeline import Timeline, read_lines
@@ -26,32 +25,39 @@ def write_spans(timeline: Timeline, directory: str | Path, *, worker: int) -> Pa
 
 
 def collect(directory: str | Path) -> Timeline:
-    """All workers' timelines in ``directory`` as one; ``meta`` says who is ``torn`` or ``missing``.
+    """Merge the timelines of all workers in ``directory``.
 
-    Who is missing is known when the workers wrote how many they are, as the fact ``workers``.
+    ``meta`` names workers whose file is incomplete (``torn``) or ``missing``. The latter are known
+    only if ``meta`` has the number of ``workers``.
     """
-    found = {
+    paths = {
         int(match[1]): path
         for path in Path(directory).glob("spans-*.jsonl")
         if (match := _NAME.fullmatch(path.name))
     }
-    if not found:
-        raise UsageError(f"no spans-*.jsonl in {directory}: was the run recorded, and did it end?")
+    if not paths:
+        why = "record the run with timeline=True, and wait for its end"
+        raise UsageError(f"no spans-*.jsonl in {directory}: {why}")
     timelines: list[Timeline] = []
     torn: dict[str, str] = {}
-    for worker in sorted(found):
-        timeline, why = read_lines(found[worker].read_text("utf-8", errors="replace"))
+    for worker in sorted(paths):
+        timeline, why = read_lines(paths[worker].read_text("utf-8", errors="replace"))
         timelines.append(timeline)
         if why:
             torn[str(worker)] = why
     merged = timelines[0].merge(*timelines[1:])
-    missing = sorted(set(range(_count(merged.meta.get("workers")))) - found.keys())
-    lost: dict[str, Any] = {"torn": torn, "missing": missing}
-    return Timeline(merged.spans, {**merged.meta, **{k: v for k, v in lost.items() if v}})
+    workers = merged.meta.get("workers")
+    expected = range(workers) if isinstance(workers, int) else ()
+    meta = dict(merged.meta)
+    if torn:
+        meta["torn"] = torn
+    if missing := sorted(set(expected) - paths.keys()):
+        meta["missing"] = missing
+    return Timeline(merged.spans, meta)
 
 
 def replace_text(path: str | Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that a reader sees the old file or the new, never a part."""
+    """Write ``text`` to ``path`` atomically: a reader sees the old file or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -60,12 +66,8 @@ def replace_text(path: str | Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; a timeline is for the team
+        os.chmod(temporary, 0o644)  # mkstemp makes it private, but others may read a timeline
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def _count(workers: Any) -> int:
-    return workers if isinstance(workers, int) else 0

@@ -1,4 +1,4 @@
-"""Sets of time as sorted, disjoint intervals: spans nest and overlap, time is counted once."""
+"""Unions and intersections of time intervals; spans overlap, but time is counted once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The time covered by any of ``intervals``; empty ones vanish."""
+    """Return the time covered by any of ``intervals``, as sorted and disjoint intervals."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -22,12 +22,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(disjoint: Iterable[Interval]) -> float:
-    """How long a set of disjoint intervals lasts."""
+    """Return the total length of disjoint intervals."""
     return sum(end - start for start, end in disjoint)
 
 
 def intersect(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
-    """The time in both of two unions."""
+    """Return the time covered by both of two unions."""
     shared: list[Interval] = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -42,13 +42,14 @@ def intersect(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
 
 
 def pack(intervals: Sequence[Interval]) -> list[int]:
-    """A row for each of ``intervals``, sorted by start, so that none overlap within a row.
+    """Assign a row to each of ``intervals``, so that none overlap within a row.
 
-    Each takes the lowest row that is free, so the number of rows is the least possible.
+    Intervals must be sorted by start. Each takes the lowest free row, so the number of rows is
+    minimal.
     """
     rows: list[int] = []
     free: list[int] = []
-    busy: list[tuple[float, int]] = []  # (free again at, row)
+    busy: list[tuple[float, int]] = []  # (end, row)
     for start, end in intervals:
         while busy and busy[0][0] <= start:
             heapq.heappush(free, heapq.heappop(busy)[1])

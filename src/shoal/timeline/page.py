@@ -1,7 +1,8 @@
-"""A timeline as one self-contained HTML page: no server, no network, to be mailed or kept.
+"""Write a timeline as one self-contained HTML page that needs no server and no network.
 
-Text and table are written here, escaped; only the zoomable lanes are drawn by the page's script,
-whose hash is in the page's content policy, so that nothing else can run or be fetched.
+Python writes all text and the table, escaped. The page's script draws only the zoomable lanes. Its
+hash is in the page's content security policy, so that no other script can run and nothing can be
+fetched.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ from typing import Any
 
 from shoal.timeline.files import replace_text
 from shoal.timeline.intervals import pack
-from shoal.timeline.span import LANES, Span
+from shoal.timeline.span import LANES
 from shoal.timeline.summary import PARTS, Row, Summary, windows
-from shoal.timeline.table import EXPLAINED, HEADINGS, cells, milliseconds
+from shoal.timeline.table import CAPTION, HEADINGS, cells, milliseconds
 from shoal.timeline.timeline import Timeline
 
 FIRST = ("model", "workers", "samples_per_second")
-SILENT = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # shown elsewhere
+NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # shown elsewhere
 _FIELD = re.compile(r"\{\{(\w+)\}\}")
+_SHARE, _SMALL = re.compile(r"\s+(\d+%)$"), r" <small>\1</small>"  # percentages are printed small
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def page(timeline: Timeline, *, limit: int = 100_000) -> str:
-    """The page as text; of more than ``limit`` spans the last whole steps are drawn."""
+    """Return the page; if there are more than ``limit`` spans, only the last steps are drawn."""
     template = files("shoal.timeline").joinpath("page.html").read_text("utf-8")
     script = _SCRIPT.search(template)
     digest = hashlib.sha256((script[1] if script else "").encode()).digest()
@@ -45,10 +47,11 @@ def page(timeline: Timeline, *, limit: int = 100_000) -> str:
         "bars": "".join(_bar(row) for row in (summary.total, *summary.rows)),
         "legend": "".join(_legend(summary.total)),
         "table": "".join(_table(summary)),
-        "explained": html.escape(EXPLAINED),
+        "caption": html.escape(CAPTION),
         "data": json_in_html(_data(drawn)),
     }
-    return _FIELD.sub(lambda match: fields[match[1]], template)  # one pass: no text is read twice
+    # in one pass, so that {{...}} in an inserted text is not replaced
+    return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
 def write_page(timeline: Timeline, path: str | Path) -> None:
@@ -57,7 +60,7 @@ def write_page(timeline: Timeline, path: str | Path) -> None:
 
 
 def json_in_html(value: Any) -> str:
-    """``value`` as JSON that cannot end the element it stands in."""
+    """Return ``value`` as JSON that cannot close the HTML element around it."""
     text = json.dumps(value, separators=(",", ":"))  # ASCII, so U+2028 is escaped as well
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -73,7 +76,7 @@ def _last_steps(timeline: Timeline, limit: int) -> Timeline:
 def _facts(timeline: Timeline, summary: Summary) -> Iterator[str]:
     meta = timeline.meta
     known = [key for key in FIRST if key in meta]
-    rest = [key for key in meta if key not in FIRST and key not in SILENT]
+    rest = [key for key in meta if key not in FIRST and key not in NOT_FACTS]
     shown: dict[str, Any] = {key: meta[key] for key in (*known, *rest)}
     shown.setdefault("workers", len(timeline.workers))
     shown |= {"steps": len(timeline.steps), "mean step": milliseconds(summary.total.step_seconds)}
@@ -92,35 +95,34 @@ def _text(value: Any) -> str:
 
 def _warnings(timeline: Timeline, drawn: Timeline) -> Iterator[str]:
     meta = timeline.meta
-    lines = [f"worker {w}: its file is torn ({why})" for w, why in _items(meta.get("torn"))]
-    lines += [f"worker {w}: its oldest {n} spans are gone" for w, n in _items(meta.get("dropped"))]
+    torn, dropped = (
+        value.items() if isinstance(value := meta.get(key), Mapping) else ()
+        for key in ("torn", "dropped")
+    )
+    lines = [f"worker {worker}: its file is incomplete ({why})" for worker, why in torn]
+    lines += [f"worker {worker}: its oldest {n} spans were dropped" for worker, n in dropped]
     if meta.get("missing"):
-        lines.append(f"no file of workers {', '.join(map(str, meta['missing']))}")
+        lines.append(f"no file from workers {', '.join(map(str, meta['missing']))}")
     if not timeline.spans:
         lines.append("no spans were recorded")
     if len(drawn.spans) < len(timeline.spans):
-        lines.append(
-            f"drawn: the last {len(drawn.steps)} of {len(timeline.steps)} steps; summed up: all"
-        )
+        part = f"the last {len(drawn.steps)} of {len(timeline.steps)} steps"
+        lines.append(f"only {part} are drawn; the summary covers all")
     return (f'<p class="warning">{html.escape(line)}</p>' for line in lines)
 
 
-def _items(value: Any) -> Iterator[tuple[Any, Any]]:
-    return iter(value.items() if isinstance(value, Mapping) else ())
-
-
 def _bar(row: Row) -> str:
-    """One row cut into its parts; a strip below compute shows the exchange hidden under it."""
+    """Return a bar of the row's parts; a strip in compute shows the overlapped exchange."""
     name = "all workers" if row.worker is None else f"worker {row.worker}"
-    hidden = row.overlapped / row.compute if row.compute else 0.0
+    overlap = row.overlapped / row.compute if row.compute else 0.0
     segments = []
     for part, seconds in zip(PARTS, row.parts, strict=True):
         share = row.share(seconds)
         if share < 5e-4:
             continue
-        strip = f'<i style="width:{hidden:.2%}"></i>' if part == "compute" and hidden else ""
+        strip = f'<i style="width:{overlap:.2%}"></i>' if part == "compute" and overlap else ""
         label = f"<b>{share:.0%}</b>" if share > 0.03 else ""
-        title = f"{part}: {milliseconds(row.per_step(seconds))} a step, {share:.1%}"
+        title = f"{part}: {milliseconds(row.per_step(seconds))} per step, {share:.1%}"
         segments.append(
             f'<span class="{part}" style="width:{share:.3%}" title="{title}">{label}{strip}</span>'
         )
@@ -130,14 +132,14 @@ def _bar(row: Row) -> str:
 
 
 def _legend(total: Row) -> Iterator[str]:
-    labels = {"exchange": "exchange, exposed", "wait": "wait, no exchange under way"}
+    labels = {"exchange": "exchange, exposed", "wait": "wait, without exchange"}
     for part, seconds in zip(PARTS, total.parts, strict=True):
         if total.share(seconds) < 5e-4:
             continue
         name, mean = labels.get(part, part), milliseconds(total.per_step(seconds))
         yield f'<li><i class="{part}"></i>{name} <b>{mean}</b></li>'
-    hidden = milliseconds(total.per_step(total.overlapped))
-    yield f'<li><i class="hidden"></i>exchange hidden under compute <b>{hidden}</b></li>'
+    overlapped = milliseconds(total.per_step(total.overlapped))
+    yield f'<li><i class="hidden"></i>exchange overlapped with compute <b>{overlapped}</b></li>'
 
 
 def _table(summary: Summary) -> Iterator[str]:
@@ -146,18 +148,13 @@ def _table(summary: Summary) -> Iterator[str]:
     for row in (*summary.rows, summary.total):
         first, *others = (html.escape(cell) for cell in cells(row))
         kind = ' class="total"' if row.worker is None else ""
-        columns = "".join(f"<td>{_dimmed(cell)}</td>" for cell in others)
+        columns = "".join(f"<td>{_SHARE.sub(_SMALL, cell)}</td>" for cell in others)
         yield f'<tr{kind}><th scope="row">{first}</th>{columns}</tr>'
     yield "</tbody>"
 
 
-def _dimmed(cell: str) -> str:
-    """Set the share apart from the time it follows."""
-    return re.sub(r"\s+(\d+%)$", r" <small>\1</small>", cell)
-
-
 def _data(timeline: Timeline) -> dict[str, Any]:
-    """What the script draws: flat numbers by row, times in microseconds from the first span."""
+    """Return the script's input: flat lists of numbers, times in µs from the first span."""
     zero = min((span.start for span in timeline.spans), default=0.0)
     names: dict[str, int] = {}
     tracks = []
@@ -167,23 +164,20 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         rows = pack([(span.start, span.end) for span in spans])
         lists: list[list[float]] = [[] for _ in range(max(rows) + 1)]
         for span, row in zip(spans, rows, strict=True):
-            lists[row].extend(_numbers(span, zero, names.setdefault(span.name, len(names))))
+            start, duration = round((span.start - zero) * 1e6, 1), round(span.seconds * 1e6, 1)
+            name = names.setdefault(span.name, len(names))
+            lists[row].extend((start, duration, name, span.nbytes, span.step))
         tracks.append({"worker": worker, "lane": lane, "rows": lists})
     return {"names": list(names), "tracks": tracks, "steps": _boundaries(timeline, zero)}
 
 
-def _numbers(span: Span, zero: float, name: int) -> tuple[float, ...]:
-    start, duration = round((span.start - zero) * 1e6, 1), round(span.seconds * 1e6, 1)
-    return (start, duration, name, span.nbytes, span.step)
-
-
 def _boundaries(timeline: Timeline, zero: float) -> dict[int, list[float]]:
-    """By worker: step, start, end, and so on, flat."""
-    found: dict[int, list[tuple[float, int, float]]] = {}
+    """Return for each worker a flat list of step, start, end, step, start, end, ..."""
+    steps: dict[int, list[tuple[float, int, float]]] = {}
     for (worker, step), (start, end) in windows(timeline.spans).items():
         window = round((start - zero) * 1e6, 1), step, round((end - zero) * 1e6, 1)
-        found.setdefault(worker, []).append(window)
+        steps.setdefault(worker, []).append(window)
     return {
         worker: list(chain.from_iterable((step, a, b) for a, step, b in sorted(listed)))
-        for worker, listed in found.items()
+        for worker, listed in steps.items()
     }

@@ -1,7 +1,7 @@
-"""A timeline as trace events, for https://ui.perfetto.dev and chrome://tracing.
+"""Export a timeline as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
-A worker is a process, a lane a thread. Perfetto wants the events of one thread to nest, and
-messages under way at once do not: each further one goes to a thread of its own.
+A worker becomes a process, a lane becomes a thread. Perfetto does not show events of one thread
+that overlap without nesting, as concurrent messages do, so those are put on further threads.
 
 References:
     `Why overlapping events are not displayed <https://perfetto.dev/docs/faq>`_.
@@ -22,14 +22,14 @@ from shoal.timeline.span import LANES, Span
 from shoal.timeline.summary import windows
 from shoal.timeline.timeline import Timeline
 
-_THREADS = 1000  # thread ids per lane; 0 is left out, Perfetto takes it for the idle thread
+_THREADS = 1000  # thread ids for each lane; not 0, which Perfetto takes for the idle thread
 _TRACKS = ("step", *LANES)
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """The trace as a JSON object: complete ("X") events in microseconds, and names."""
+    """Return the trace as a JSON object: complete ("X") events in microseconds, and names."""
     zero = min((span.start for span in timeline.spans), default=0.0)
-    events = [event for worker in timeline.workers for event in _named(worker)]
+    events = [event for worker in timeline.workers for event in _process(worker)]
     tracks: dict[tuple[int, str], list[Span]] = defaultdict(list)
     for span in (*_steps(timeline), *timeline.spans):
         tracks[span.worker, span.lane].append(span)
@@ -44,21 +44,21 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
 
 
 def _steps(timeline: Timeline) -> list[Span]:
-    """Each step of each worker as a span, so that boundaries can be seen."""
-    found = sorted(windows(timeline.spans).items(), key=lambda item: item[1])
+    """Return each step of each worker as a span, so that its bounds are visible."""
+    steps = sorted(windows(timeline.spans).items(), key=lambda item: item[1])
     return [
         Span(worker, "step", f"step {step}", start, end - start, 0, step)
-        for (worker, step), (start, end) in found
+        for (worker, step), (start, end) in steps
     ]
 
 
-def _named(worker: int) -> Iterator[dict[str, Any]]:
+def _process(worker: int) -> Iterator[dict[str, Any]]:
     yield _meta("process_name", worker, 0, {"name": f"worker {worker}"})
     yield _meta("process_sort_index", worker, 0, {"sort_index": worker})
 
 
 def _thread(worker: int, track: str, spans: list[Span], zero: float) -> Iterator[dict[str, Any]]:
-    """The events of one lane, cut into threads where they overlap."""
+    """Yield the events of one lane, on several threads where they overlap."""
     base = _TRACKS.index(track) * _THREADS + 1
     rows = pack([(span.start, span.end) for span in spans])
     for row in sorted(set(rows)):
@@ -66,6 +66,7 @@ def _thread(worker: int, track: str, spans: list[Span], zero: float) -> Iterator
         yield _meta("thread_name", worker, base + row, {"name": name})
         yield _meta("thread_sort_index", worker, base + row, {"sort_index": base + row})
     for span, row in zip(spans, rows, strict=True):
+        # round the end, not the duration, so that consecutive events do not overlap
         start, end = (round((time - zero) * 1e9) for time in (span.start, span.end))
         yield {
             "ph": "X",
@@ -73,7 +74,7 @@ def _thread(worker: int, track: str, spans: list[Span], zero: float) -> Iterator
             "cat": track,
             "pid": worker,
             "tid": base + row,
-            "ts": start / 1e3,  # start and end rounded apart: neighbours never come to overlap
+            "ts": start / 1e3,
             "dur": (end - start) / 1e3,
             "args": {"nbytes": span.nbytes, "step": span.step},
         }

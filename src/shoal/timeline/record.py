@@ -1,10 +1,11 @@
-"""Recording spans as they happen, at about a microsecond each.
+"""Record spans during a run, at a cost of about a microsecond for each.
 
-``add`` appends one tuple to a bounded deque: atomic, so the communication thread may add beside the
-main one with no lock. Checking, rounding and sorting wait until the run is over.
+``add`` appends one tuple to a bounded deque. This is atomic, so the communication thread and the
+main thread can both add without a lock. Checks, rounding and sorting are done after the run.
 
-Times are ``time.perf_counter()`` seconds. The unix time at which the recorder began is kept as
-``origin_ns``, so that workers of one host align; across hosts give each its clock's ``offset``.
+Times are ``time.perf_counter()`` seconds. ``origin_ns`` is the Unix time at which the recorder
+started, so that the clocks of workers on one host can be aligned. Workers on other hosts pass the
+``offset`` of their host's clock.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from shoal.timeline.files import write_spans
 from shoal.timeline.span import NO_STEP, Span
 from shoal.timeline.timeline import Timeline
 
-_Raw = tuple[int, str, str, float, float, int, int]  # number of the span, then as in ``add``
+_Raw = tuple[int, str, str, float, float, int, int]  # number of the span, arguments of ``add``
 
 
 class Recorder:
-    """One worker's spans; when more than ``capacity`` come, the oldest go.
+    """Records the spans of one worker; beyond ``capacity`` the oldest are dropped.
 
     Args:
-        worker: its rank.
-        capacity: spans kept; 200,000 are about 40 MB and some thousand steps.
-        offset: seconds to add to this host's clock to get the reference host's.
+        worker: the rank of the worker.
+        capacity: number of spans to keep; 200,000 take about 40 MB, for some thousand steps.
+        offset: seconds to add to this host's clock to get that of the reference host.
     """
 
     enabled = True
@@ -41,8 +42,8 @@ class Recorder:
         self.worker = worker
         unix_ns, self._zero = _clocks()
         self._origin_ns = unix_ns + round(offset * 1e9)
-        self._kept: deque[_Raw] = deque(maxlen=capacity)
-        self._append = self._kept.append
+        self._spans: deque[_Raw] = deque(maxlen=capacity)
+        self._append = self._spans.append
         self._number = count().__next__
 
     def add(
@@ -54,26 +55,26 @@ class Recorder:
         nbytes: int = 0,
         step: int = NO_STEP,
     ) -> None:
-        """Note a span that is over, by a Span's fields; ``start`` is a ``time.perf_counter()``."""
+        """Record a finished span; ``start`` is a value of ``time.perf_counter()``."""
         self._append((self._number(), lane, name, start, seconds, nbytes, step))
 
-    def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> Open:
-        """``with recorder.span("compute", "forward", step=3): ...``; an error is timed as well."""
-        return Open(self, (lane, name), nbytes, step)
+    def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> OpenSpan:
+        """Return a context manager that records the time spent inside, also if it raises."""
+        return OpenSpan(self, (lane, name), nbytes, step)
 
     def timeline(self, meta: Mapping[str, Any] | None = None) -> Timeline:
-        """What was recorded so far, with ``meta`` as facts of the run.
+        """Return the spans recorded so far, with ``meta`` as facts about the run.
 
-        When spans were dropped, the step they were dropped from goes as a whole: half a step would
-        look like a fast one.
+        If some spans of a step were dropped, all of its spans are: a part of a step would look like
+        a fast one.
         """
-        kept = self._kept.copy()
-        dropped = max((raw[0] for raw in kept), default=-1) + 1 - len(kept)
-        torn_step = kept[0][-1] if dropped else NO_STEP
-        whole = [raw for raw in kept if raw[-1] != torn_step or torn_step < 0]
+        spans = self._spans.copy()
+        dropped = max((raw[0] for raw in spans), default=-1) + 1 - len(spans)
+        partial_step = spans[0][-1] if dropped else NO_STEP
+        whole = [raw for raw in spans if raw[-1] != partial_step or partial_step < 0]
         facts = {**(meta or {}), "origin_ns": self._origin_ns}
         if dropped:
-            facts["dropped"] = {str(self.worker): dropped + len(kept) - len(whole)}
+            facts["dropped"] = {str(self.worker): dropped + len(spans) - len(whole)}
         return Timeline(map(self._span, whole), facts)
 
     def write(self, directory: str | Path, meta: Mapping[str, Any] | None = None) -> Path | None:
@@ -87,13 +88,13 @@ class Recorder:
 
 
 class NullRecorder(Recorder):
-    """Records nothing and writes nothing; what a run without a timeline holds."""
+    """The recorder of a run without a timeline; it records and writes nothing."""
 
     enabled = False
 
     def __init__(self, worker: int = 0) -> None:
         super().__init__(worker, capacity=1)
-        self._never = Never(self, ("", ""), 0, NO_STEP)
+        self._null_span = NullSpan(self, ("", ""), 0, NO_STEP)
 
     def add(
         self,
@@ -104,45 +105,44 @@ class NullRecorder(Recorder):
         nbytes: int = 0,
         step: int = NO_STEP,
     ) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> Open:
-        """One that times nothing, the same each time."""
-        return self._never
+    def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> OpenSpan:
+        """Return a context manager that records nothing."""
+        return self._null_span
 
     def write(self, directory: str | Path, meta: Mapping[str, Any] | None = None) -> Path | None:
-        """Nothing; None."""
+        """Return None without writing."""
         return None
 
 
-class Open:
-    """A span that is under way; ``nbytes`` may be set until it ends."""
+class OpenSpan:
+    """A span that has not ended yet; ``nbytes`` may be set until then."""
 
-    __slots__ = ("_recorder", "_start", "_what", "nbytes", "step")
+    __slots__ = ("_label", "_recorder", "_start", "nbytes", "step")
 
-    def __init__(self, recorder: Recorder, what: tuple[str, str], nbytes: int, step: int) -> None:
+    def __init__(self, recorder: Recorder, label: tuple[str, str], nbytes: int, step: int) -> None:
         self._recorder = recorder
-        self._what = what
+        self._label = label  # lane and name
         self._start = 0.0
         self.nbytes = nbytes
         self.step = step
 
-    def __enter__(self) -> Open:
+    def __enter__(self) -> OpenSpan:
         self._start = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:
-        start = self._start
-        lane, name = self._what
-        self._recorder.add(lane, name, start, time.perf_counter() - start, self.nbytes, self.step)
+        seconds = time.perf_counter() - self._start
+        self._recorder.add(*self._label, self._start, seconds, self.nbytes, self.step)
 
 
-class Never(Open):
+class NullSpan(OpenSpan):
     """A span that is not recorded."""
 
     __slots__ = ()
 
-    def __enter__(self) -> Open:
+    def __enter__(self) -> OpenSpan:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -150,7 +150,10 @@ class Never(Open):
 
 
 def _clocks(tries: int = 5) -> tuple[int, float]:
-    """Unix nanoseconds and ``perf_counter`` seconds of one moment; the tightest of some tries."""
+    """Return Unix nanoseconds and ``perf_counter`` seconds of one moment.
+
+    Of several tries, the one with the shortest gap between the two readings counts.
+    """
     best: tuple[int, int, int] | None = None
     for _ in range(tries):
         before = time.perf_counter_ns()

@@ -1,6 +1,6 @@
-"""A span: one worker was busy with one thing for some time.
+"""A span: one activity of one worker, with its start and duration.
 
-Measured and simulated timelines share this type, so whatever reads one reads the other.
+Measured and simulated timelines use the same type, so all tools work with both.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ WAIT: Final = "wait"
 DATA: Final = "data"
 LANES: Final[tuple[Lane, ...]] = (COMPUTE, EXCHANGE, WAIT, DATA)
 
-NO_STEP: Final = -1  # of no step: set-up, evaluation, a checkpoint; drawn, but not summed up
+NO_STEP: Final = -1  # set-up, evaluation or a checkpoint: drawn, but not in the summary
 
 
 class Span(NamedTuple):
-    """What a worker did, from ``start`` for ``seconds``.
+    """One activity of a worker, from ``start`` for ``seconds``.
 
-    ``wait`` is the main thread blocked; ``exchange`` is a message under way, whoever waits for it;
-    ``data`` is fetching the batch. ``nbytes`` is what was sent, 0 where nothing was.
+    Lanes: ``compute``; ``exchange``, a message is being sent, whether or not a thread waits for it;
+    ``wait``, the main thread is blocked; ``data``, the batch is being fetched. ``nbytes`` is the
+    number of bytes sent.
     """
 
     worker: int
@@ -35,5 +36,5 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> float:
-        """When it was over."""
+        """The time at which it ended."""
         return self.start + self.seconds

@@ -1,11 +1,11 @@
-"""Where the time of the steps went, worker by worker.
+"""Summarise how each worker spends the time of its steps.
 
-The wall time of a step runs from its first span to the end of its last. A worker's wall time is
-the *union* of its steps' windows: what lies between two steps belongs to neither, and where steps
-overlap (the next forward starts while the last exchange is under way) time is not counted twice.
-Within each lane spans may nest and overlap; their union counts.
+The window of a step is from the start of its first span to the end of its last. A worker's wall
+time is the *union* of these windows: time between two steps is not counted, and where steps overlap
+(the next forward starts before the last exchange ends) time is counted once. Spans of a lane may
+overlap as well, and their union is counted.
 
-Exchange under compute is *overlapped*: it costs nothing. The rest is *exposed*.
+Exchange during compute is *overlapped* and costs no time. The rest is *exposed* communication.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shoal.timeline.intervals import Interval, intersect, length, union
 from shoal.timeline.span import COMPUTE, DATA, EXCHANGE, LANES, WAIT, Span
 
 PARTS = (COMPUTE, DATA, EXCHANGE, WAIT, "idle")
-"""What a step's wall time is cut into; each moment goes to the first that covers it."""
+"""The parts of a step's wall time; each moment belongs to the first part that covers it."""
 
 
 class Row(NamedTuple):
-    """One worker's steps, or all workers' (``worker`` is None); seconds are sums over steps."""
+    """The steps of one worker, or of all (``worker`` is None); seconds are sums over steps."""
 
     worker: int | None
     steps: int
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def exposed(self) -> float:
-        """Exchange with no compute above it, in seconds."""
+        """Seconds of exchange during which this worker does not compute."""
         return max(0.0, self.exchange - self.overlapped)
 
     @property
@@ -46,23 +46,23 @@ class Row(NamedTuple):
         return self.per_step(self.wall)
 
     def per_step(self, seconds: float) -> float:
-        """``seconds`` of the sum, as a mean per step; 0 when there are no steps."""
+        """Return ``seconds`` divided by the number of steps; 0 if there are none."""
         return seconds / self.steps if self.steps else 0.0
 
     def share(self, seconds: float) -> float:
-        """``seconds`` as a part of the wall time; 0 when there is none."""
+        """Return ``seconds`` as a fraction of the wall time; 0 if there is none."""
         return seconds / self.wall if self.wall else 0.0
 
 
 class Summary(NamedTuple):
-    """A row per worker, and their sum."""
+    """One row for each worker, and their sum."""
 
     rows: tuple[Row, ...]
     total: Row
 
 
 def summarise(spans: Iterable[Span]) -> Summary:
-    """Sum up ``spans``; those of no step are left out."""
+    """Summarise ``spans``; those that belong to no step are ignored."""
     by_worker: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.step >= 0:
@@ -72,15 +72,15 @@ def summarise(spans: Iterable[Span]) -> Summary:
 
 
 def windows(spans: Iterable[Span]) -> dict[tuple[int, int], Interval]:
-    """From first to last span of each (worker, step)."""
-    found: dict[tuple[int, int], Interval] = {}
+    """Return start and end of each (worker, step)."""
+    bounds: dict[tuple[int, int], Interval] = {}
     for span in spans:
         if span.step < 0:
             continue
         key = span.worker, span.step
-        start, end = found.get(key, (span.start, span.end))
-        found[key] = min(start, span.start), max(end, span.end)
-    return found
+        start, end = bounds.get(key, (span.start, span.end))
+        bounds[key] = min(start, span.start), max(end, span.end)
+    return bounds
 
 
 def _row(worker: int, spans: Sequence[Span]) -> Row:
@@ -104,7 +104,7 @@ def _row(worker: int, spans: Sequence[Span]) -> Row:
 
 
 def _parts(wall: float, layers: Iterable[list[Interval]]) -> tuple[float, ...]:
-    """What each layer covers that no earlier one does, then what none covers."""
+    """Return the time that each layer covers and no earlier one does, then the uncovered rest."""
     covered: list[Interval] = []
     parts: list[float] = []
     for layer in layers:
@@ -116,15 +116,6 @@ def _parts(wall: float, layers: Iterable[list[Interval]]) -> tuple[float, ...]:
 
 def _total(rows: Sequence[Row]) -> Row:
     parts = tuple(sum(row.parts[i] for row in rows) for i in range(len(PARTS)))
-    return Row(
-        worker=None,
-        steps=sum(row.steps for row in rows),
-        wall=sum(row.wall for row in rows),
-        compute=sum(row.compute for row in rows),
-        data=sum(row.data for row in rows),
-        wait=sum(row.wait for row in rows),
-        exchange=sum(row.exchange for row in rows),
-        overlapped=sum(row.overlapped for row in rows),
-        nbytes=sum(row.nbytes for row in rows),
-        parts=parts,
-    )
+    names = [name for name in Row._fields if name not in ("worker", "parts")]
+    sums = {name: sum(getattr(row, name) for row in rows) for name in names}
+    return Row(worker=None, parts=parts, **sums)

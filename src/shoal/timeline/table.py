@@ -1,4 +1,4 @@
-"""The summary as a table: mean milliseconds a step, and the share of its wall time."""
+"""Print a summary as a table: mean time for each step, and its share of the wall time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ HEADINGS = (
     "worker", "steps", "step", "compute", "data",
     "exchange", "overlapped", "exposed", "wait", "sent",
 )  # fmt: skip
-EXPLAINED = (
-    "step: mean wall time; exchange = overlapped (under compute) + exposed; "
-    "wait: main thread blocked; sent: per step; all: every worker's steps together"
+CAPTION = (
+    "step: mean wall time; exchange = overlapped (during compute) + exposed; "
+    "wait: main thread blocked; sent: per step; all: the steps of all workers"
 )
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One row as text, in the order of ``HEADINGS``."""
+    """Return one row as text, in the order of ``HEADINGS``."""
     lanes = (row.compute, row.data, row.exchange, row.overlapped, row.exposed, row.wait)
     return (
         "all" if row.worker is None else str(row.worker),
@@ -32,18 +32,18 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def plain_table(summary: Summary) -> str:
-    """The summary as lines of text."""
+    """Return the summary as plain text."""
     lines = [HEADINGS, *(cells(row) for row in (*summary.rows, summary.total))]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
     text = ["  ".join(map(str.rjust, line, widths)).rstrip() for line in lines]
-    return "\n".join([*text, EXPLAINED])
+    return "\n".join([*text, CAPTION])
 
 
 def rich_table(summary: Summary, *, title: str = "Where the time of a step goes") -> Table:
-    """The summary for a terminal."""
+    """Return the summary as a table for a terminal."""
     from rich.table import Table
 
-    table = Table(title=title, caption=EXPLAINED, title_justify="left", caption_justify="left")
+    table = Table(title=title, caption=CAPTION, title_justify="left", caption_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in summary.rows:
@@ -54,7 +54,7 @@ def rich_table(summary: Summary, *, title: str = "Where the time of a step goes"
 
 
 def milliseconds(seconds: float) -> str:
-    """``seconds`` for reading: three figures, in ms, or in s from ten seconds on."""
+    """Format ``seconds`` with three digits, in ms, or in s from ten seconds on."""
     if seconds >= 10:
         return f"{seconds:.1f} s"
     ms = seconds * 1e3
@@ -62,7 +62,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """``nbytes`` for reading, in powers of 1000."""
+    """Format ``nbytes`` in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

@@ -1,10 +1,12 @@
-"""A timeline: the spans of all workers of one run, sorted, with the facts of the run.
+"""A timeline: the sorted spans of all workers of one run, with facts about the run.
 
-``meta`` holds what a reader wants to know beside the spans, as plain JSON values. Known keys:
+``meta`` holds facts as JSON values. Keys with a meaning:
 
 * ``strategy``, ``model``, ``workers``, ``samples_per_second``: shown first on the page;
-* ``origin_ns``: the unix time at which the spans' clock reads 0; ``merge`` aligns by it;
-* ``dropped`` ``{worker: spans}``, ``torn`` ``{worker: why}``, ``missing`` ``[worker]``: what lacks.
+* ``origin_ns``: the Unix time at which the clock of the spans reads 0; ``merge`` aligns clocks by
+  it;
+* ``dropped`` ``{worker: number of spans}``, ``torn`` ``{worker: reason}``, ``missing``
+  ``[worker]``: which spans the timeline lacks.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ FORMAT = "shoal-timeline-1"
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of all workers, sorted by start; two with the same spans and facts are equal."""
+    """Spans of all workers, sorted by start, and facts about the run."""
 
     spans: tuple[Span, ...]
     meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __init__(self, spans: Iterable[Span], meta: Mapping[str, Any] | None = None) -> None:
-        """Sort ``spans``, refuse those that make no sense, and make ``meta`` plain JSON."""
+        """Check and sort ``spans``, and convert ``meta`` to JSON values."""
         ordered = sorted(spans, key=lambda span: (span.start, span))
         for span in ordered:
             _check(span)
@@ -40,53 +42,54 @@ class Timeline:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The workers that have spans."""
+        """The workers that have spans, sorted."""
         return tuple(sorted({span.worker for span in self.spans}))
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that have spans."""
+        """The steps that have spans, sorted."""
         return tuple(sorted({span.step for span in self.spans if span.step >= 0}))
 
     def between(self, first: int, stop: int) -> Timeline:
-        """Only the steps ``first <= step < stop``, as in ``range``."""
+        """Return the spans of steps ``first <= step < stop``, as in ``range``."""
         return Timeline((s for s in self.spans if first <= s.step < stop), self.meta)
 
     def merge(self, *others: Timeline) -> Timeline:
-        """One timeline of all; clocks are aligned by ``origin_ns`` where both have it.
+        """Return one timeline of all; clocks are aligned by ``origin_ns`` where present.
 
-        Facts that are mappings (by worker) are united; of any other fact the first one stands.
+        Facts that are mappings (by worker) are merged; of any other fact the first value is used.
         """
-        every = (self, *others)
-        origins = [t.meta["origin_ns"] for t in every if "origin_ns" in t.meta]
+        timelines = (self, *others)
+        origins = [t.meta["origin_ns"] for t in timelines if "origin_ns" in t.meta]
         origin = min(origins, default=0)
-        shifted = (_shift(t, (t.meta.get("origin_ns", origin) - origin) / 1e9) for t in every)
-        meta = _unite(t.meta for t in every)
+        delays = ((t.meta.get("origin_ns", origin) - origin) / 1e9 for t in timelines)
+        shifted = (_shift(t, delay) for t, delay in zip(timelines, delays, strict=True))
+        meta = _merge_facts(t.meta for t in timelines)
         if origins:
             meta["origin_ns"] = origin
         return Timeline(chain.from_iterable(shifted), meta)
 
     def to_json(self) -> str:
-        """JSON lines: a header with the facts, then one span a line."""
+        """Return JSON lines: a header with the facts, then one span for each line."""
         header = {"format": FORMAT, "spans": len(self.spans), "meta": self.meta}
         lines = chain([json.dumps(header)], (json.dumps(span) for span in self.spans))
         return "\n".join(lines) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Timeline:
-        """What ``to_json`` wrote; anything less is an error."""
-        timeline, torn = read_lines(text)
-        if torn:
-            raise UsageError(f"timeline cannot be read: {torn}; record it anew")
+        """Read what ``to_json`` wrote; raise if it is incomplete."""
+        timeline, problem = read_lines(text)
+        if problem:
+            raise UsageError(f"cannot read the timeline: {problem}; record it again")
         return timeline
 
     def summary(self) -> Summary:
-        """Where the time went, per worker and in all."""
+        """Summarise how each worker spends the time of its steps."""
         return summarise(self.spans)
 
 
 def read_lines(text: str) -> tuple[Timeline, str]:
-    """As much of a timeline as can be read, and why not more ("" when it is whole)."""
+    """Return as much of a timeline as can be read, and why not all ("" if it is complete)."""
     lines = text.splitlines()
     try:
         header = json.loads(lines[0])
@@ -101,12 +104,12 @@ def read_lines(text: str) -> tuple[Timeline, str]:
             spans.append(_span(json.loads(line)))
         except (TypeError, ValueError) as error:
             return Timeline(spans, meta), f"line {number}: {error}"
-    torn = "" if len(spans) == count else f"{len(spans)} of {count} spans"
-    return Timeline(spans, meta), torn
+    problem = "" if len(spans) == count else f"{len(spans)} of {count} spans"
+    return Timeline(spans, meta), problem
 
 
 def as_json_value(value: Any) -> Any:
-    """``value`` as JSON can hold it, so that a timeline reads back equal; the rest as text."""
+    """Convert ``value`` to JSON values, and anything else to text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -139,11 +142,11 @@ def _shift(timeline: Timeline, seconds: float) -> Iterable[Span]:
     return (span._replace(start=span.start + seconds) for span in timeline.spans)
 
 
-def _unite(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    united: dict[str, Any] = {}
+def _merge_facts(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
     for meta in metas:
         for key, value in meta.items():
-            held = united.setdefault(key, value)
-            if isinstance(held, Mapping) and isinstance(value, Mapping):
-                united[key] = {**value, **held}
-    return united
+            earlier = merged.setdefault(key, value)
+            if isinstance(earlier, Mapping) and isinstance(value, Mapping):
+                merged[key] = {**value, **earlier}
+    return merged

@@ -1,4 +1,4 @@
-"""Tensors as bytes: dense in memory, one CRC-32 each, no copy where none is needed."""
+"""Read and write tensors as raw bytes with a CRC-32, without copies where possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-SLICE_NBYTES = 8 << 20  # small enough that CRC and write find it in the cache
+SLICE_NBYTES = 8 << 20  # small enough to be still in the cache for the write after the CRC
 
 _NAMES = """
     bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
@@ -22,23 +22,23 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
+    """Return ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def unsavable(tensor: Tensor) -> str | None:
-    """Why the bytes of this tensor cannot be saved, if so."""
+    """Return why the bytes of ``tensor`` cannot be saved, or None if they can."""
     if tensor.layout is not torch.strided:
         return f"its layout is {tensor.layout}: save its indices and values instead"
     if tensor.is_meta:
-        return "it lies on the meta device and has no values"
+        return "it is on the meta device and has no values"
     if dtype_name(tensor.dtype) not in DTYPES:
         return f"dtype {tensor.dtype} is not supported: dequantize or cast it first"
     return None
 
 
 def is_dense(sizes: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill memory without gap or overlap, in whatever order."""
+    """Return whether the elements fill memory without gap or overlap, in any order of dims."""
     if 0 in sizes:
         return True
     expected = 1
@@ -50,12 +50,12 @@ def is_dense(sizes: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     return tuple(math.prod(max(size, 1) for size in sizes[i + 1 :]) for i in range(len(sizes)))
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The same values on the CPU without gaps; strides are kept as ``preserve_format`` does."""
+    """Return the same values on the CPU without gaps; strides follow ``preserve_format``."""
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
     if is_dense(values.shape, values.stride()):
         return values
@@ -63,19 +63,19 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a dense tensor, in the order in which it lies."""
+    """Return the memory of a dense tensor, in memory order."""
     flat = tensor.as_strided((tensor.numel(),), (1,))
     return memoryview(cast(bytearray, flat.view(torch.uint8).numpy()))
 
 
 def slices(view: memoryview) -> Iterator[memoryview]:
-    """Consecutive parts of at most ``SLICE_NBYTES``."""
+    """Yield consecutive parts of at most ``SLICE_NBYTES``."""
     for start in range(0, len(view), SLICE_NBYTES):
         yield view[start : start + SLICE_NBYTES]
 
 
 def write_all(fd: int, view: memoryview) -> int:
-    """Write everything; return its CRC-32."""
+    """Write all of ``view``; return its CRC-32."""
     crc = 0
     for part in slices(view):
         crc = zlib.crc32(part, crc)
@@ -85,18 +85,16 @@ def write_all(fd: int, view: memoryview) -> int:
 
 
 def crc_of(fd: int, at: int, nbytes: int) -> int:
-    """The CRC-32 of ``nbytes`` from offset ``at``, in little memory.
+    """Return the CRC-32 of ``nbytes`` from offset ``at``, read slice by slice.
 
     Raises:
-        EOFError: the file ends before.
+        EOFError: the file ends earlier.
     """
     crc, end = 0, at + nbytes
     scratch = memoryview(bytearray(min(nbytes, SLICE_NBYTES)))
     while at < end:
         part = scratch[: end - at]
-        count = os.preadv(fd, [part], at)
-        if count == 0:
-            raise EOFError(f"ends at byte {at}")
+        count = _pread(fd, part, at)
         crc = zlib.crc32(part[:count], crc)
         at += count
     return crc
@@ -106,16 +104,21 @@ def read_all(fd: int, view: memoryview, at: int) -> int:
     """Fill ``view`` from offset ``at``; return its CRC-32.
 
     Raises:
-        EOFError: the file ends before.
+        EOFError: the file ends earlier.
     """
     crc = 0
     for part in slices(view):
         rest = part
         while rest:
-            count = os.preadv(fd, [rest], at)
-            if count == 0:
-                raise EOFError(f"ends at byte {at}")
+            count = _pread(fd, rest, at)
             at += count
             rest = rest[count:]
         crc = zlib.crc32(part, crc)
     return crc
+
+
+def _pread(fd: int, view: memoryview, at: int) -> int:
+    count = os.preadv(fd, [view], at)
+    if count == 0:
+        raise EOFError(f"the file ends at byte {at}")
+    return count

@@ -1,0 +1,177 @@
+"""Plan which rank writes which part of which tensor, with DCP's planner and JSON messages.
+
+Each rank describes its tensors to all others. Each rank then computes the same global plan, in
+which a tensor that several ranks have is written by one of them, and tied tensors are written once.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.tensor import DTensor
+
+from shoal.checkpoint.files.raw import DTYPES, dtype_name, unsavable
+from shoal.errors import BadArgument, CheckpointError
+
+Description = dict[str, Any]
+"""What one rank tells the others about its tensors, as JSON."""
+
+
+def check_savable(tensors: Mapping[str, Tensor], *, allow_sharded: bool) -> None:
+    """Raise if a tensor cannot be saved, naming it; DTensors need ``allow_sharded``."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            if not allow_sharded:
+                raise BadArgument(name, "a DTensor belongs to several workers: put it in shared")
+            if any(placement.is_partial() for placement in tensor.placements):
+                raise BadArgument(name, "a partial sum cannot be saved: redistribute it first")
+        if (why := unsavable(_local(tensor))) is not None:
+            raise BadArgument(name, why)
+
+
+def find_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, str], list[str]]:
+    """Return which name shares the memory of which earlier name, and the names without memory.
+
+    An empty shard has no memory to compare, so this rank cannot say whether it is tied.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    alias: dict[str, str] = {}
+    unknown: list[str] = []
+    for name, tensor in tensors.items():
+        part = _local(tensor)
+        if part.numel() == 0 or part.is_meta:
+            unknown.append(name)
+            continue
+        memory = (part.device, part.data_ptr(), part.dtype, tensor.shape, part.shape, part.stride())
+        if (earlier := first.setdefault(memory, name)) != name:
+            alias[name] = earlier
+    return alias, unknown
+
+
+def describe(
+    planner: DefaultSavePlanner, shared: Any, tensors: list[dict[str, Tensor]]
+) -> Description:
+    """Describe this rank's tensors; ``shared`` is the tree that must be equal on all ranks.
+
+    Ties are searched inside each element of ``tensors`` only: a replica may share memory with its
+    rank's model, but differ from the model that another rank saves.
+    """
+    alias: dict[str, str] = {}
+    unknown: list[str] = []
+    for group in tensors:
+        group_alias, group_unknown = find_tied(group)
+        alias |= group_alias
+        unknown += group_unknown
+    items = [_item_to_json(item) for item in planner.create_local_plan().items]
+    tree = zlib.crc32(json.dumps(shared).encode())
+    return {"items": items, "alias": alias, "silent": unknown, "tree": tree}
+
+
+def plan_writes(
+    planner: DefaultSavePlanner, descriptions: list[Description]
+) -> tuple[list[SavePlan], dict[str, str]]:
+    """Return the plan of every rank, and which names are tied to which."""
+    _check_shared_equal(descriptions)
+    alias = _common_alias(descriptions)
+    plans = [
+        SavePlan([_item_from_json(item) for item in d["items"] if item["fqn"] not in alias])
+        for d in descriptions
+    ]
+    try:
+        final, _ = planner.create_global_plan(plans)
+    except ValueError as error:
+        raise CheckpointError(f"the shards of a tensor do not fill it: {error}") from error
+    return final, alias
+
+
+def nbytes_of(plan: SavePlan) -> int:
+    """Return the number of bytes that a rank will write."""
+    data = [item.tensor_data for item in plan.items if item.tensor_data is not None]
+    return sum(d.chunk.sizes.numel() * d.properties.dtype.itemsize for d in data)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _common_alias(descriptions: list[Description]) -> dict[str, str]:
+    """Return the ties that all ranks see which have memory to compare."""
+    votes: dict[str, list[str | None]] = {}
+    for d in descriptions:
+        unknown = set(d["silent"])
+        for name in dict.fromkeys(item["fqn"] for item in d["items"]):
+            if name not in unknown:
+                votes.setdefault(name, []).append(d["alias"].get(name))
+    alias: dict[str, str] = {}
+    for name, targets in votes.items():
+        target = targets[0]
+        if target is not None and target not in alias and len(set(targets)) == 1:
+            alias[name] = target
+    return alias
+
+
+def _check_shared_equal(descriptions: list[Description]) -> None:
+    """Raise if ranks have different shared state, naming the first difference."""
+    first, tree = _shared_types(descriptions[0]), descriptions[0]["tree"]
+    for rank, description in enumerate(descriptions[1:], start=1):
+        other = _shared_types(description)
+        for name in dict.fromkeys([*first, *other]):
+            a, b = first.get(name, "absent"), other.get(name, "absent")
+            on_both = name in first and name in other
+            # a rank outside of a DTensor's mesh has no part of it
+            if a != b and (on_both or description["tree"] != tree):
+                raise CheckpointError(
+                    f"shared state differs: {name} is {a} on rank 0, {b} on {rank}"
+                )
+        if description["tree"] != tree:
+            why = f"a number, string or key on rank {rank} is not that of rank 0"
+            raise CheckpointError(f"shared state differs: {why}; put it in mine")
+
+
+def _shared_types(description: Description) -> dict[str, str]:
+    shared = (item for item in description["items"] if item["fqn"].startswith("shared/"))
+    return {item["fqn"]: f"{item['dtype']}{item['shape']}" for item in shared}
+
+
+def _item_to_json(item: WriteItem) -> dict[str, Any]:
+    data = item.tensor_data
+    if data is None:
+        raise CheckpointError(f"{item.index.fqn} is not a tensor")
+    return {
+        "fqn": item.index.fqn,
+        "shard": item.type is WriteItemType.SHARD,
+        "offsets": list(data.chunk.offsets),
+        "sizes": list(data.chunk.sizes),
+        "shape": list(data.size),
+        "dtype": dtype_name(data.properties.dtype),
+    }
+
+
+def _item_from_json(item: dict[str, Any]) -> WriteItem:
+    offsets = torch.Size(item["offsets"])
+    return WriteItem(
+        index=MetadataIndex(item["fqn"], offsets),
+        type=WriteItemType.SHARD if item["shard"] else WriteItemType.TENSOR,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets, torch.Size(item["sizes"])),
+            properties=TensorProperties(dtype=DTYPES[item["dtype"]]),
+            size=torch.Size(item["shape"]),
+        ),
+    )

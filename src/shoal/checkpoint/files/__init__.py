@@ -1,0 +1,1 @@
+"""The files of a checkpoint: its directory, manifest and raw tensor bytes."""

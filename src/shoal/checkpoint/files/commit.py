@@ -1,0 +1,206 @@
+"""Create a checkpoint atomically, and delete old ones.
+
+Phases of a save, on rank 0 under the lock of the root; each phase is durable before the next:
+
+1. :func:`sweep` deletes what interrupted saves left behind.
+2. All ranks write their data files into a temporary directory.
+3. :func:`commit` renames that directory, then writes the manifest and renames it into place. From
+   this moment the checkpoint exists.
+4. :func:`prune` deletes checkpoints beyond the number to keep.
+
+A crash at any point leaves either the old or the new manifest, never a part of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.checkpoint.files.directory import read_manifest, step_name, steps
+from shoal.checkpoint.files.manifest import DATA_FILE, NAME, Manifest, encode
+from shoal.checkpoint.files.raw import write_all
+from shoal.errors import CheckpointError
+
+LOCK = ".lock"
+TEMPORARY = ".tmp-"
+_NEW = ".new"
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True)
+class PendingSave:
+    """The paths of a save that is not yet committed; its token makes them unique."""
+
+    root: Path
+    step: int
+    token: str
+
+    @property
+    def path(self) -> Path:
+        """The directory of the finished checkpoint."""
+        return self.root / step_name(self.step)
+
+    @property
+    def temporary(self) -> Path:
+        """The directory into which data files are written."""
+        return self.root / f"{TEMPORARY}{self.step:08d}-{self.token}"
+
+    def data_file(self, rank: int) -> Path:
+        """Return the data file of one rank; no earlier save of this step has the same name."""
+        return self.temporary / f"rank-{rank:05d}-{self.token}.bin"
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest before it is renamed into place."""
+        return self.path / f"manifest-{self.token}{_NEW}"
+
+    def roll_back(self) -> None:
+        """Delete what this save has written, unless a manifest refers to it already."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        try:
+            committed = self.token.encode() in (self.path / NAME).read_bytes()
+        except OSError:
+            committed = False
+        if not committed:
+            with contextlib.suppress(OSError):
+                _delete(self.path, lambda name: self.token in name)
+                if not any(self.path.iterdir()):
+                    self.path.rmdir()
+
+
+def commit(save: PendingSave, manifest: Manifest) -> None:
+    """Move the data files into place, then write the manifest, with fsync between."""
+    sync_directory(save.temporary)
+    if save.path.exists():  # the step is saved again: old files stay until the manifest is replaced
+        for name in manifest.files:
+            os.rename(save.temporary / name, save.path / name)
+        os.rmdir(save.temporary)
+        sync_directory(save.path)
+    else:
+        os.rename(save.temporary, save.path)
+    sync_directory(save.root)
+    fd = os.open(save.manifest, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, memoryview(encode(manifest)))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(save.manifest, save.path / NAME)
+    sync_directory(save.path)
+
+
+def prune(save: PendingSave, keep: int) -> None:
+    """Delete checkpoints until ``keep`` valid ones are left; never the one just saved."""
+    _delete(save.path, lambda name: _is_checkpoint_file(name) and save.token not in name)
+    others = [path for path in steps(save.root) if path != save.path and _is_valid(path)]
+    for path in others[max(keep - 1, 0) :]:
+        grave = save.root / f"{TEMPORARY}old-{path.name}-{save.token}"
+        os.rename(path, grave)  # first, so that a half-deleted directory is not a checkpoint
+        shutil.rmtree(grave)
+
+
+def sweep(save: PendingSave) -> None:
+    """Delete what interrupted saves left behind; under the lock no other save is running."""
+    for path in save.root.iterdir():
+        if path.name.startswith(TEMPORARY) and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+    for path in steps(save.root):
+        names = [child.name for child in path.iterdir()]
+        if NAME in names:
+            _delete_unreferenced(path)
+        elif all(_is_checkpoint_file(name) for name in names):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _delete_unreferenced(path: Path) -> None:
+    """Delete files that the manifest does not name; nothing if the checkpoint is damaged."""
+    with contextlib.suppress(CheckpointError, OSError):
+        files = read_manifest(path).files
+        _delete(path, lambda name: _is_checkpoint_file(name) and name not in files)
+
+
+def _delete(path: Path, unwanted: Callable[[str], bool]) -> None:
+    for child in list(path.iterdir()):
+        if unwanted(child.name):
+            child.unlink()
+
+
+def _is_checkpoint_file(name: str) -> bool:
+    return name.endswith(_NEW) or DATA_FILE.fullmatch(name) is not None
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def make_root(root: Path) -> None:
+    """Make the directory and its parents if absent, durably."""
+    missing = [path for path in (root, *root.parents) if not path.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            sync_directory(path.parent)
+    except FileExistsError:
+        raise CheckpointError(f"{root} is a file: name a directory for checkpoints") from None
+    except OSError as error:
+        why = f"cannot make the directory {root} for checkpoints: {error.strerror}"
+        raise CheckpointError(f"{why}; choose another path") from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make new and renamed files in ``path`` survive a power failure."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot
+            raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the lock of ``root``; the kernel releases it if this process dies."""
+    fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        why = "another run is saving there now: give each run its own directory"
+        raise CheckpointError(f"{root}: {why}") from None
+    except OSError:  # this filesystem has no locks: save without one
+        pass
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child may still have a copy of fd
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def disk_space(root: Path, nbytes: int) -> Iterator[None]:
+    """Raise with the number of bytes needed if the disk is full, before or while writing."""
+    free = shutil.disk_usage(root).free
+    text = f"No space left in {root}: needed {nbytes:,} bytes, had {free:,}"
+    text = f"{text}; free some, lower keep, or choose another path"
+    if free < nbytes:
+        raise CheckpointError(text)
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise CheckpointError(f"{text} ({error.strerror})") from error

@@ -1,0 +1,107 @@
+"""Save a checkpoint: plan, write, fsync, rename, manifest last; after an error, leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.checkpoint.files import commit
+from shoal.checkpoint.files.commit import PendingSave
+from shoal.checkpoint.files.directory import check_path
+from shoal.checkpoint.files.manifest import Manifest
+from shoal.checkpoint.group import CheckpointGroup
+from shoal.checkpoint.state import SaveOptions, State
+from shoal.errors import BadArgument, CheckpointError
+
+_log = logging.getLogger(__name__)
+_MANIFEST_NBYTES = 1 << 16  # estimate of the manifest's size, plus this much for each tensor:
+_ENTRY_NBYTES = 512
+
+
+def save(
+    root: str | os.PathLike[str], state: State, *, step: int, options: SaveOptions | None = None
+) -> Path:
+    """Save ``state`` under ``root``; all workers of ``options.group`` must call this.
+
+    Until it returns, the previous checkpoint is unchanged. If one worker fails, all raise.
+
+    Args:
+        root: the directory of checkpoints, on a filesystem that all workers share.
+        state: the state to save.
+        step: the number of steps done; saving a step again replaces it, atomically.
+        options: how many checkpoints to keep, and which workers save together.
+
+    Returns:
+        The directory of the new checkpoint.
+
+    Raises:
+        CheckpointError: on all workers, with the reason of the worker that failed.
+    """
+    from shoal.checkpoint.dcp.plan import nbytes_of, plan_writes
+    from shoal.checkpoint.dcp.write import StateWriter
+
+    options = options or SaveOptions()
+    group = CheckpointGroup(options.group, options.timeout_seconds)
+    writer = group.run("flatten", lambda: StateWriter(state, group.rank))
+    token, directory = group.gather("check", lambda: _check(root, step))[0]
+    pending = PendingSave(Path(directory), step, token)
+    main = group.rank == 0
+    with contextlib.ExitStack() as lock, _roll_back_on_error(pending, main):
+        plans, alias = plan_writes(writer.planner, group.gather("plan", writer.describe))
+        nbytes = sum(nbytes_of(plan) + _ENTRY_NBYTES * len(plan.items) for plan in plans)
+        group.run("open", lambda: _open(pending, nbytes, lock) if main else None)
+        group.run("see", lambda: _check_visible(pending))
+
+        def write() -> dict[str, Any]:
+            with commit.disk_space(pending.root, nbytes):
+                return writer.write(pending.data_file(group.rank), plans[group.rank])
+
+        manifest = writer.manifest(step, group.gather("write", write), alias)
+        group.run("commit", lambda: _commit(pending, manifest) if main else None)
+        if main:
+            try:
+                commit.prune(pending, options.keep)
+            except OSError as error:  # the new checkpoint is safe, so this is only a warning
+                _log.warning("could not delete old checkpoints in %s: %s", pending.root, error)
+    return pending.path
+
+
+def _check(root: str | os.PathLike[str], step: int) -> tuple[str, str]:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
+        raise BadArgument(f"save(step={step!r})", "a step is a whole number from 0")
+    return secrets.token_hex(8), str(check_path(root).absolute())
+
+
+def _open(pending: PendingSave, nbytes: int, lock: contextlib.ExitStack) -> None:
+    commit.make_root(pending.root)
+    lock.enter_context(commit.locked(pending.root))
+    commit.sweep(pending)
+    with commit.disk_space(pending.root, nbytes + _MANIFEST_NBYTES):
+        os.mkdir(pending.temporary)
+
+
+def _check_visible(pending: PendingSave) -> None:
+    if not pending.temporary.is_dir():
+        why = "this worker does not see rank 0's directory: use a filesystem that all share"
+        raise CheckpointError(f"{pending.root}: {why}")
+
+
+def _commit(pending: PendingSave, manifest: Manifest) -> None:
+    with commit.disk_space(pending.root, _MANIFEST_NBYTES):
+        commit.commit(pending, manifest)
+
+
+@contextlib.contextmanager
+def _roll_back_on_error(pending: PendingSave, main: bool) -> Iterator[None]:
+    """Delete what a failed save has written; all ranks have stopped writing by then."""
+    try:
+        yield
+    except BaseException:
+        if main:
+            pending.roll_back()
+        raise
