@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from shoal.cli import main
-from shoal.runtime.launcher import processes as fleet
+from shoal.runtime.launcher.processes import Processes
 
 HEAD = """
 import os, sys, math
@@ -39,7 +39,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(fleet.Fleet, "start", never)
+    monkeypatch.setattr(Processes, "start", never)
     path = tmp_path / "train.py"
     path.write_text("")
     (tmp_path / "file").touch()

@@ -16,18 +16,19 @@ pytestmark = pytest.mark.gloo
 HEAD = """
 import os, sys, time
 import torch, torch.distributed as dist
-from shoal.runtime import alarm
+from shoal.runtime.world.error_context import explain
+from shoal.runtime.world.failures import progress
 from shoal.runtime.world.join import join
 
 torch.set_num_threads(1)
 world = join()
 
 def reduce(step):
-    alarm.progress(step, "bucket 0")
+    progress(step, "bucket 0")
     try:
         dist.all_reduce(torch.ones(1))
     except Exception as error:
-        raise alarm.explain(world, error) from error
+        raise explain(world, error) from error
 
 reduce(0)
 """
@@ -77,9 +78,9 @@ def test_a_stopped_rank_is_found_by_the_timeout(tmp_path: Path) -> None:
         os.kill(os.getpid(), 19)
     reduce(1)
     """
-    code, _, err = shoal_run(tmp_path, text, "-n", "3", "--timeout", "3")
+    code, _, err = shoal_run(tmp_path, text, "-n", "3", "--timeout", "6")
     assert code == 1
-    assert "exchange 'bucket 0' of step 1 did not end within 3 s: rank 1 is missing" in err
+    assert "exchange 'bucket 0' of step 1 did not end within 6 s: rank 1 is missing" in err
     assert "no sign of life" in err
     assert "then rank 1: stopped by the launcher" in err
 

@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 from shoal.cores import usable_cores
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import most_workers
-from shoal.runtime.launcher.store_host import bind
-from shoal.runtime.world.interfaces import IFNAME, gloo_choice, is_loopback
+from shoal.runtime.world.interfaces import IFNAME, bind, gloo_choice, is_loopback
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
