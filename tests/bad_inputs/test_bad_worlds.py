@@ -17,7 +17,7 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", **HERE}
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "expected"),
     [
         ({**TWO, "RANK": "2"}, "RANK=2 but WORLD_SIZE=2: ranks run from 0 to 1; .*one too many"),
         ({**TWO, "RANK": "-1"}, "RANK=-1"),
@@ -38,11 +38,11 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", **HERE}
     ],
 )
 def test_a_wrong_environment_is_named_before_any_waiting(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], said: str
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], expected: str
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=expected):
         started()
 
 

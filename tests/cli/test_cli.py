@@ -70,10 +70,10 @@ def test_what_will_not_do_is_refused_with_exit_code_2(
     script: str, options: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", script, *options]) == 2
-    said = capsys.readouterr().err
-    assert word in said
-    assert said.startswith("shoal: ")
-    assert "Traceback" not in said
+    expected = capsys.readouterr().err
+    assert word in expected
+    assert expected.startswith("shoal: ")
+    assert "Traceback" not in expected
 
 
 def test_a_missing_script_or_value_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,4 +123,4 @@ def test_where_the_time_went_is_shown_and_kept(
     assert "here/timeline.html" in capsys.readouterr().out
     (tmp_path / "file").touch()
     show_timeline(tmp_path, tmp_path / "file")
-    assert "could not be kept" in capsys.readouterr().out
+    assert "could not be written" in capsys.readouterr().out

@@ -149,10 +149,10 @@ def test_others_are_told_an_address_that_they_can_reach(
         def connect(self, where: tuple[str, int]) -> None:  # type: ignore[override]
             if where[0] not in routes:
                 raise OSError("no route")
-            self.found = routes[where[0]]
+            self.address = routes[where[0]]
 
         def getsockname(self) -> tuple[str, int]:
-            return self.found, 0
+            return self.address, 0
 
     monkeypatch.setattr(socket, "socket", Probe)
     assert interfaces.own_address("node0") == address

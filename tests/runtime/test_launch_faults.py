@@ -128,9 +128,9 @@ def test_launchers_on_two_hosts_meet(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [node.communicate(timeout=200) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert [out for out, _ in said] == [f"[rank {rank}] {rank} of 2 1\n" for rank in range(2)]
+    outputs = [node.communicate(timeout=200) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert [out for out, _ in outputs] == [f"[rank {rank}] {rank} of 2 1\n" for rank in range(2)]
 
 
 def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:
@@ -139,13 +139,13 @@ def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:
         "import pathlib, sys\n"
         "from shoal.runtime.world.join import join\n"
         "world = join()\n"
-        "said = f'{world.rank} of {world.size} {world.backend}'\n"
-        "pathlib.Path(sys.argv[1], str(world.rank)).write_text(said)\n"  # a pipe may mix lines
+        "text = f'{world.rank} of {world.size} {world.backend}'\n"
+        "pathlib.Path(sys.argv[1], str(world.rank)).write_text(text)\n"  # a pipe may mix lines
     )
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for words, expected in (([], ["0 of 1 none"]), (torchrun, ["0 of 2 shoal", "1 of 2 shoal"])):
-        place = tmp_path / f"said by {len(expected)}"
+        place = tmp_path / f"ranks of {len(expected)}"
         place.mkdir()
         subprocess.run(
             [sys.executable, *words, str(script), str(place)], check=True, timeout=200, env=env

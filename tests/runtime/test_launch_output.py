@@ -92,10 +92,10 @@ def test_what_the_script_asked_wrongly_is_shown_at_its_own_line() -> None:
     try:
         parse("no_such_technique")
     except UsageError as error:
-        told = Failure.of(0, error).traceback
-    assert f'File "{__file__}"' in told
-    assert 'parse("no_such_technique")' in told
-    assert "strategy.py" not in told
+        shown = Failure.of(0, error).traceback
+    assert f'File "{__file__}"' in shown
+    assert 'parse("no_such_technique")' in shown
+    assert "strategy.py" not in shown
 
 
 def test_a_silent_worker_shows_the_end_of_its_log(tmp_path: Path) -> None:
@@ -156,17 +156,17 @@ def test_what_a_worker_started_ends_with_it() -> None:
 
 def test_the_guard_kills_and_cleans_only_without_a_farewell(tmp_path: Path) -> None:
     sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    kept = tmp_path / "run"
-    kept.mkdir()
+    directory = tmp_path / "run"
+    directory.mkdir()
     try:
-        told = [f"d {kept}\n", f"+{sleeper.pid}\n"]
-        assert guard.watch([*told, "bye\n"]) == 0
-        assert guard.watch([*told, f"-{sleeper.pid}\n", "bye\n"]) == 0
-        assert kept.exists()
+        lines_sent = [f"d {directory}\n", f"+{sleeper.pid}\n"]
+        assert guard.watch([*lines_sent, "bye\n"]) == 0
+        assert guard.watch([*lines_sent, f"-{sleeper.pid}\n", "bye\n"]) == 0
+        assert directory.exists()
         assert sleeper.poll() is None
-        assert guard.watch(told) == 1
+        assert guard.watch(lines_sent) == 1
         assert sleeper.wait() == -signal.SIGKILL
-        assert not kept.exists()
+        assert not directory.exists()
     finally:
         sleeper.kill()
         sleeper.wait()

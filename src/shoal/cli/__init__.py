@@ -1,4 +1,4 @@
-"""The ``shoal`` command: one file a subcommand; each loads torch only when it runs."""
+"""The ``shoal`` command: one module for each subcommand; torch is imported only when one runs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,25 @@ INTERRUPTED = (130, 143)  # by SIGINT, SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; an error of ours is one message and its exit code, never a traceback."""
+    """Run one command; return its exit code. An error of Shoal prints a message, no traceback."""
     from shoal.cli.app import COMMANDS, build
 
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
-    given, for_script = words[:cut], words[cut + 1 :]
+    ours, for_script = words[:cut], words[cut + 1 :]
     try:
-        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
-            raise UnknownName("command", given[0], COMMANDS)
-        build().main(given, prog_name="shoal", obj=for_script)
+        if ours and not ours[0].startswith("-") and ours[0] not in COMMANDS:
+            raise UnknownName("command", ours[0], COMMANDS)
+        build().main(ours, prog_name="shoal", obj=for_script)
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
-    except SystemExit as end:  # how typer ends: 0, what a command asked for, or 2
+    except SystemExit as end:  # typer always ends with one
         code = end.code if isinstance(end.code, int) else 1
         if argv is None and code in INTERRUPTED:
-            _leave_at_once(code)
+            # All processes are stopped and all files removed: do not wait for torch to unload.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         return code
     return 0
-
-
-def _leave_at_once(code: int) -> None:
-    """Everything is stopped and removed already: do not wait for torch to be taken down."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -1,4 +1,4 @@
-"""The table of commands."""
+"""The commands of ``shoal``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import typer
 
-# name -> what the list of commands says; the module of the same name has a function of that name
+# Name and summary. The module of the same name has a function of the same name.
 COMMANDS = {
     "run": "Train a script on several workers.",
-    "strategies": "List the six axes and every answer to them.",
-    "explain": "Say in words what a strategy does in one step.",
+    "strategies": "List the six axes and all techniques of each.",
+    "explain": "Explain in words what a strategy does in one step.",
     "doctor": "Check this machine, and say how to fix what is wrong.",
     "bench": "Measure Shoal against its peers.",
-    "testbed": "Make a slow network of several hosts on this machine.",
+    "testbed": "Simulate a slow network of several hosts on this machine.",
 }
 FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def build() -> Any:
-    """All commands as one click group."""
+    """Build the click group of all commands."""
     app = typer.Typer(
         name="shoal",
         help="Train one model on many machines: every way to do it, described in one line.",
@@ -37,7 +37,7 @@ def build() -> Any:
 
 
 def _about(
-    version: bool = typer.Option(False, "--version", help="Show the version and end."),
+    version: bool = typer.Option(False, "--version", help="Show the version and exit."),
 ) -> None:
     if version:
         from shoal import __version__
