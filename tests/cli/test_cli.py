@@ -34,7 +34,16 @@ def test_the_list_of_commands_loads_nothing_heavy_of_its_own() -> None:
         assert name in done.stdout
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_refused_before_torch_is_imported(script: str) -> None:
+    code = (
+        "import sys; from shoal.cli import main; "
+        f"assert main(['run', {script!r}, '-n', '0']) == 2; sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"shoal {__version__}\n"
 

@@ -14,7 +14,6 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.runtime.launcher.options import LaunchOptions
-    from shoal.strategy import Strategy
 
 TABLE_COLUMNS = 120
 
@@ -22,32 +21,20 @@ TABLE_COLUMNS = 120
 def run(
     context: typer.Context,
     script: str = typer.Argument(..., help="The training script."),
-    workers: str = typer.Option(
-        "1", "-n", "--workers", help="The number of workers on this machine."
-    ),
-    strategy: str | None = typer.Option(
-        None, "--strategy", "-s", help="How to train, in one line."
-    ),
+    workers: str = typer.Option("1", "-n", "--workers", help="Workers on this machine."),
+    strategy: str | None = typer.Option(None, "--strategy", "-s", help="How to train, in a line."),
     backend: str | None = typer.Option(None, help="gloo, nccl or shoal; see the docs."),
     output: str = typer.Option("main", help="main: rank 0; all: all ranks, prefixed."),
     resume: bool = typer.Option(False, "--resume", help="Resume from the last checkpoint."),
     checkpoint: Path | None = typer.Option(None, help="The directory of the checkpoints."),
     max_restarts: int = typer.Option(0, help="How often to restart after a failure."),
     timeout: float | None = typer.Option(None, help="How many seconds an exchange may take."),
-    directory: Path | None = typer.Option(
-        None, "--dir", help="Keep logs and timelines in this directory."
-    ),
-    hosts: str | None = typer.Option(
-        None, help="All machines, as a,b: run this on each. Or: testbed."
-    ),
+    directory: Path | None = typer.Option(None, "--dir", help="Keep logs and timelines here."),
+    hosts: str | None = typer.Option(None, help="All machines, a,b: run this on each; or testbed."),
     node_rank: int = typer.Option(0, help="The index of this machine in --hosts."),
-    master: str | None = typer.Option(
-        None, help="host:port at which they meet, on the first host."
-    ),
+    master: str | None = typer.Option(None, help="host:port of the store, on the first host."),
     port: int = typer.Option(0, help="The port of the store, on one machine; 0: any."),
-    oversubscribe: bool = typer.Option(
-        False, "--oversubscribe", help="Allow any number of workers."
-    ),
+    oversubscribe: bool = typer.Option(False, "--oversubscribe", help="Any number of workers."),
 ) -> None:
     """Train SCRIPT on several workers. Flags for the script itself come after `--`."""
     from shoal.runtime.launcher.options import LaunchOptions, parse_workers
@@ -57,7 +44,8 @@ def run(
     options = LaunchOptions(
         workers=parse_workers(workers), backend=backend, output=output,
         strategy=strategy, resume=resume, checkpoint=checkpoint, max_restarts=max_restarts,
-        timeout_seconds=timeout, directory=directory, hosts=split_hosts(hosts),
+        timeout_seconds=timeout, directory=directory,
+        hosts=tuple(name.strip() for name in hosts.split(",")) if hosts else (),
         node_rank=node_rank, master=master, port=port, oversubscribe=oversubscribe,
         after=lambda run_directory: show_timeline(run_directory, directory),
     )  # fmt: skip
@@ -76,8 +64,11 @@ def start(command: list[str], options: LaunchOptions) -> int:
         options = replace(options, hosts=())
     check(command, options)  # before torch is imported, so that a typing error is refused at once
     if options.strategy is not None:
+        from shoal.rules import Facts
+        from shoal.strategy import parse
+
         ranks = options.workers * (len(bed.hosts) if bed else options.nodes)
-        plan = read_strategy(options.strategy, ranks)
+        plan = parse(options.strategy).bind(Facts(ranks=ranks))
         death = plan.coordination.on_death  # the strategy decides what a worker's death means
         servers = plan.coordination.servers if ranks > 1 else 0  # one worker needs none
         options = replace(options, servers=servers, on_death=death)
@@ -97,19 +88,6 @@ def refuse_mistyped(context: typer.Context) -> None:
                 f"unknown option {name}: did you mean {near[0]}? "
                 "(options of the script itself come after --)"
             )
-
-
-def split_hosts(text: str | None) -> tuple[str, ...]:
-    """Parse ``a,b``."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
-
-
-def read_strategy(text: str, workers: int) -> Strategy:
-    """Parse a strategy and check it against the number of workers."""
-    from shoal.rules import Facts
-    from shoal.strategy import parse
-
-    return parse(text).bind(Facts(ranks=workers))
 
 
 def show_timeline(spans: Path, directory: Path | None) -> None:

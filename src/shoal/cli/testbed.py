@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import typer
 
 from shoal.errors import UnknownName, UsageError
 
+ACTIONS = ("up", "down", "rate", "list")
 DEFAULT_HOSTS, DEFAULT_RATE = 4, "1gbit"
 
 
@@ -17,9 +16,7 @@ def testbed(
     action: str = typer.Argument(..., metavar="up|down|rate|list", help="What to do."),
     value: str = typer.Argument("", metavar="[RATE]", help="For rate: the new rate, as 100mbit."),
     hosts: int | None = typer.Option(None, help="For up: how many hosts. [default: 4]"),
-    rate: str | None = typer.Option(
-        None, help="For up: rate of a host, each way. [default: 1gbit]"
-    ),
+    rate: str | None = typer.Option(None, help="For up: of each host. [default: 1gbit]"),
     name: str = typer.Option("testbed", help="The name of the testbed, if there are several."),
 ) -> None:
     """Simulate a slow network of several hosts on this machine (root, Linux).
@@ -33,10 +30,17 @@ def testbed(
     if (action == "rate") != bool(value):
         why = "only the action rate takes a value, as in rate 100mbit"
         raise UsageError(f"shoal testbed {action} {value}: {why}")
+    from shoal import testbed as beds
+
     if action == "up":
         _up(DEFAULT_HOSTS if hosts is None else hosts, rate or DEFAULT_RATE, name)
+    elif action == "down":
+        typer.echo(f"removed testbed {name} of {len(beds.down(name).plan.hosts)} hosts")
+    elif action == "rate":
+        count = len(beds.limit(value, name).plan.hosts)
+        typer.echo(f"testbed {name}: {value} from and to each of {count} hosts")
     else:
-        ACTIONS[action](value, name)
+        _list()
 
 
 def _up(hosts: int, rate: str, name: str) -> None:
@@ -54,20 +58,7 @@ def _up(hosts: int, rate: str, name: str) -> None:
     )
 
 
-def _down(_: str, name: str) -> None:
-    from shoal.testbed import down
-
-    typer.echo(f"removed testbed {name} of {len(down(name).plan.hosts)} hosts")
-
-
-def _rate(value: str, name: str) -> None:
-    from shoal.testbed import limit
-
-    bed = limit(value, name).plan
-    typer.echo(f"testbed {name}: {value} from and to each of {len(bed.hosts)} hosts")
-
-
-def _list(_: str, __: str) -> None:
+def _list() -> None:
     from shoal.testbed import records
     from shoal.testbed.network import describe
 
@@ -79,11 +70,3 @@ def _list(_: str, __: str) -> None:
         typer.echo(f"{record.plan.name}: {describe(record.plan)} {owner}".rstrip())
     if not testbeds:
         typer.echo("no testbed is up; `shoal testbed up` makes one")
-
-
-ACTIONS: dict[str, Callable[[str, str], None]] = {
-    "up": lambda _, __: None,  # handled above, with more parameters
-    "down": _down,
-    "rate": _rate,
-    "list": _list,
-}

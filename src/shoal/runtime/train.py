@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -61,47 +62,32 @@ def train(
     return run
 
 
-class progress:
-    """A progress bar on the main worker's terminal; nothing on other workers.
+@contextmanager
+def progress(run: Run, feed: RunLoader) -> Iterator[Callable[[Step], None]]:
+    """Show a progress bar on the main worker's terminal; nothing on other workers.
 
-    ``with progress(run, loader) as show: ... show(step)``.
+    ``with progress(run, feed) as show: ... show(step)``.
     """
+    if not (run.is_main and sys.stderr.isatty()):
+        yield lambda step: None  # reading step.samples would wait for all workers
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
 
-    def __init__(self, run: Run, loader: RunLoader) -> None:
-        self._run = run
-        self._loader = loader
-        self._bar: Any = None
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[stats]}"), Left())
+    total: int | None = None
+    with suppress(TypeError):  # an iterable dataset has no length
+        total = len(feed)
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, completed=run.steps, stats="")
+        start, samples = time.perf_counter(), 0
 
-    def __enter__(self) -> Callable[[Step], None]:
-        if self._run.is_main and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            from rich.progress import TimeRemainingColumn as Left
-
-            columns = (
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[stats]}"),
-                Left(),
-            )
-            self._bar = Progress(*columns, console=Console(stderr=True))
-            self._bar.start()
-            try:
-                total = len(self._loader)
-            except TypeError:
-                total = None
-            self._task = self._bar.add_task("", total=total, completed=self._run.steps, stats="")
-        self._start = time.perf_counter()
-        self._samples = 0
-        return self._show
-
-    def _show(self, step: Step) -> None:
-        if self._bar is not None:  # reading step.samples waits for all workers
-            self._samples += step.samples
-            rate = self._samples / (time.perf_counter() - self._start)
+        def show(step: Step) -> None:
+            nonlocal samples
+            samples += step.samples
+            rate = samples / (time.perf_counter() - start)
             stats = f"loss {step.loss:.4f}  {rate:,.0f} samples/s"
-            self._bar.update(self._task, completed=step.number + 1, stats=stats)
+            bar.update(task, completed=step.number + 1, stats=stats)
 
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        yield show

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import LaunchOptions, check, master
@@ -115,25 +114,18 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class _SignalRecorder:
-    """Records the signals that the launcher receives, so that its loop can act on them."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> _SignalRecorder:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self._before[number] = signal.signal(number, self._record)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type]
-
-    def _record(self, number: int, _: FrameType | None) -> None:
-        self.received.append(number)
+@contextmanager
+def _recorded_signals(received: list[int]) -> Iterator[None]:
+    """Append the signals that the launcher receives to a list, so that its loop can act on them."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Launcher:
@@ -149,7 +141,7 @@ class _Launcher:
         self.command, self.options, self.run, self.host = command, options, run, host
         self.output = OutputRouter(options.output, run.directory / "logs")
         self.guard = GuardProcess(run.directory if run.temporary else None)
-        self.signals = _SignalRecorder()
+        self.signals: list[int] = []
         self.oom_before = oom_kills()
 
     def supervise(self) -> int:
@@ -157,7 +149,7 @@ class _Launcher:
         command = torchrun_command(self.command, self.options)
         self.output.message(f"the same with torchrun: {command}")
         try:
-            with self.signals:
+            with _recorded_signals(self.signals):
                 return self._generations()
         finally:
             self.guard.dismiss()
@@ -175,13 +167,13 @@ class _Launcher:
                 self.output.drain()
             restarts = self.options.max_restarts - generation
             # After a usage error (exit code 2) a restart would only fail again.
-            if code in (0, 2) or restarts == 0 or self.signals.received:
+            if code in (0, 2) or restarts == 0 or self.signals:
                 break
             for file in self.run.directory.glob("joined-*"):
                 file.unlink()
             self._back_off(generation, restarts)
-            if self.signals.received:
-                return 128 + self.signals.received[0]
+            if self.signals:
+                return 128 + self.signals[0]
         return code
 
     def _back_off(self, generation: int, restarts: int) -> None:
@@ -191,7 +183,7 @@ class _Launcher:
             f"({restarts} restart{'s' if restarts > 1 else ''} left)"
         )
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.signals.received:
+        while time.monotonic() < end and not self.signals:
             time.sleep(0.05)
 
     def _watch(self, processes: Processes, generation: int) -> int:
@@ -202,7 +194,7 @@ class _Launcher:
                 self._publish_failure(worker, generation)
                 if worker.failed:
                     first_failure = first_failure or worker.ended
-            if self.signals.received:
+            if self.signals:
                 return self._interrupt(processes)
             if self.host is not None and self.host.error is not None:
                 self.output.message(f"the store could not be started: {self.host.error}")
@@ -211,7 +203,7 @@ class _Launcher:
                 done = done or time.monotonic()
             since = first_failure or done  # a server that outlives all workers is stopped, too
             if since is not None and time.monotonic() - since > FOLLOW_SECONDS:
-                processes.stop(signal.SIGTERM, STOP_SECONDS, lambda: bool(self.signals.received))
+                processes.stop(signal.SIGTERM, STOP_SECONDS, lambda: bool(self.signals))
         return self._conclude(processes, failed=first_failure is not None)
 
     def _publish_failure(self, worker: Worker, generation: int) -> None:
@@ -230,9 +222,9 @@ class _Launcher:
 
     def _interrupt(self, processes: Processes) -> int:
         """Forward the signal to all processes; a second one kills them at once."""
-        number = self.signals.received[0]
+        number = self.signals[0]
         seconds = INTERRUPT_SECONDS if number == signal.SIGINT else TERMINATE_SECONDS
-        processes.stop(number, seconds, lambda: len(self.signals.received) > 1)
+        processes.stop(number, seconds, lambda: len(self.signals) > 1)
         self.output.drain()
         self.output.message(f"stopped by {signal_name(number)}")
         return 128 + number

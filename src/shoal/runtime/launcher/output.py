@@ -52,12 +52,7 @@ class OutputLine:
 
 
 class OutputRouter:
-    """Routes the output of all processes to the terminal and to log files.
-
-    Args:
-        output: ``main`` or ``all``.
-        logs: the directory of the log files.
-    """
+    """Routes the output of all processes to the terminal, and to log files in ``logs``."""
 
     def __init__(self, output: str, logs: Path) -> None:
         self._output = output

@@ -42,38 +42,11 @@ class RunDirectory:
     temporary: bool
 
 
-def worker_environment(
-    options: LaunchOptions, run: RunDirectory, *, index: int, generation: int
+def process_environment(
+    options: LaunchOptions, run: RunDirectory, generation: int, own: dict[str, str]
 ) -> dict[str, str]:
-    """Return the variables of the ``index``-th worker on this machine: torchrun's, then ours."""
-    rank = options.node_rank * options.workers + index
-    return {
-        **_shared_environment(options, run, generation),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(index),
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(options.world_size),
-        names.ROLE: "worker",
-        names.ERROR_FILE: str(run.directory / f"error-{rank}.{generation}.json"),
-    }
-
-
-def server_environment(
-    options: LaunchOptions, run: RunDirectory, *, index: int, generation: int
-) -> dict[str, str]:
-    """Return the variables of the ``index``-th parameter server, which has no rank."""
-    return {
-        **_shared_environment(options, run, generation),
-        names.ROLE: "server",
-        names.SERVER: str(index),
-        names.ERROR_FILE: str(run.directory / f"error-server-{index}.{generation}.json"),
-    }
-
-
-def _shared_environment(
-    options: LaunchOptions, run: RunDirectory, generation: int
-) -> dict[str, str]:
+    """Return the variables of one process: torchrun's, ours, and its ``own``."""
+    key = own.get("RANK", f"server-{own.get(names.SERVER)}")
     env = {
         "WORLD_SIZE": str(options.world_size),
         "LOCAL_WORLD_SIZE": str(options.workers),
@@ -84,16 +57,25 @@ def _shared_environment(
         "TORCHELASTIC_RESTART_COUNT": str(generation),
         "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
         "TORCHELASTIC_RUN_ID": run.run_id,
+        "PYTHONUNBUFFERED": "1",
         names.AGENT_STORE: str(options.needs_store),
         names.RUN_ID: run.run_id,
         names.TOKEN: run.token,
         names.GENERATION: str(generation),
         names.DIRECTORY: str(run.directory),
         names.SERVERS: str(options.servers),
-        "PYTHONUNBUFFERED": "1",
+        names.ERROR_FILE: str(run.directory / f"error-{key}.{generation}.json"),
     }
     resume = {names.RESUME: "1"} if generation > 0 else {}
-    return env | option_environment(options) | resume
+    return env | option_environment(options) | resume | own
+
+
+def worker_variables(options: LaunchOptions, index: int) -> dict[str, str]:
+    """Return the variables that differ between the workers of this machine."""
+    rank = str(options.node_rank * options.workers + index)
+    ranks = {"RANK": rank, "LOCAL_RANK": str(index), "ROLE_RANK": rank}
+    role = {"ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(options.world_size)}
+    return {**ranks, **role, names.ROLE: "worker"}
 
 
 def option_environment(options: LaunchOptions) -> dict[str, str]:
@@ -221,11 +203,7 @@ def has_live_members(group: int) -> bool:
 
 
 class GuardProcess:
-    """The process that cleans up if this one is killed; see :mod:`guard`.
-
-    Args:
-        temporary: a directory to remove then, if any.
-    """
+    """The process that kills the workers and removes ``temporary`` if this process is killed."""
 
     def __init__(self, temporary: Path | None) -> None:
         self._process = subprocess.Popen(
@@ -257,12 +235,7 @@ class GuardProcess:
 
 
 class Processes:
-    """The workers and servers of one generation.
-
-    Args:
-        output: where their output goes.
-        guard: learns which process groups to kill if the launcher dies.
-    """
+    """The workers and servers of one generation."""
 
     def __init__(self, output: OutputRouter, guard: GuardProcess) -> None:
         self.all: list[Worker] = []
@@ -276,19 +249,19 @@ class Processes:
         base = dict(os.environ)
         base |= default_environment(options, base)
         for index in range(options.servers):
-            env = base | server_environment(options, run, index=index, generation=generation)
+            own = {names.ROLE: "server", names.SERVER: str(index)}
+            env = base | process_environment(options, run, generation, own)
             for name in names.RANKS:
                 env.pop(name, None)
-            self._start(command, env, f"server-{index}", run)
+            self._start(command, env, f"server-{index}", f"server-{index}")
         for index in range(options.workers):
-            env = base | worker_environment(options, run, index=index, generation=generation)
-            self._start(command, env, env["RANK"], run)
+            env = base | process_environment(
+                options, run, generation, worker_variables(options, index)
+            )
+            self._start(command, env, f"rank-{env['RANK']}", env["RANK"])
 
-    def _start(
-        self, command: Sequence[str], env: dict[str, str], joined_key: str, run: RunDirectory
-    ) -> None:
-        rank = int(env["RANK"]) if env[names.ROLE] == "worker" else -1
-        key = f"rank-{rank}" if rank >= 0 else joined_key
+    def _start(self, command: Sequence[str], env: dict[str, str], key: str, joined: str) -> None:
+        rank = int(env.get("RANK", -1))
         out, err, open_files = self._output.streams(key, is_main=rank == 0)
         try:
             process = spawn(command, env, (out, err))
@@ -296,8 +269,9 @@ class Processes:
             for fd in open_files:
                 os.close(fd)
         self._guard.send(f"+{process.pid}")
-        error_file, joined_file = env[names.ERROR_FILE], run.directory / f"joined-{joined_key}"
-        worker = Worker(key.replace("-", " "), key, rank, process, Path(error_file), joined_file)
+        error_file = Path(env[names.ERROR_FILE])
+        joined_file = Path(env[names.DIRECTORY], f"joined-{joined}")
+        worker = Worker(key.replace("-", " "), key, rank, process, error_file, joined_file)
         self._output.attach(process, worker.name, len(self.all))
         self.all.append(worker)
 

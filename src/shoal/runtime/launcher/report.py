@@ -15,25 +15,17 @@ LOG_LINES = 40
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How one worker ended.
-
-    Args:
-        worker: its process.
-        failure: what it wrote into its error file, if it could.
-        out_of_memory: whether the kernel killed it because memory ran out.
-    """
+    """How one worker ended."""
 
     worker: Worker
-    failure: Failure | None
-    out_of_memory: bool = False
+    failure: Failure | None  # from its error file, if it could write one
+    out_of_memory: bool = False  # the kernel killed it
 
     @classmethod
     def read(cls, worker: Worker, *, out_of_memory: bool) -> WorkerExit:
-        """Combine the worker's error file with the way it ended.
+        """Combine a worker's error file with the way it ended.
 
-        Args:
-            worker: an ended process.
-            out_of_memory: whether the kernel has killed some process because memory ran out.
+        ``out_of_memory`` says that the kernel has killed some process for lack of memory.
         """
         failure = read_error_file(worker.error_file)
         return cls(worker, failure, out_of_memory and worker.code == -signal.SIGKILL)

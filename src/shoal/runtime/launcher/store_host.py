@@ -18,11 +18,7 @@ STORE_SECONDS = 30.0
 
 
 class StoreHost:
-    """A TCPStore in this process, ready soon after :meth:`start`.
-
-    Args:
-        listener: the socket at which the store listens.
-    """
+    """A TCPStore in this process, ready soon after :meth:`start`."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.port: int = listener.getsockname()[1]

@@ -99,12 +99,10 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
         return None
     _check(rank, size, env)
     workers = _whole(env, "WORLD_SIZE", size)
-    local_rank, local_size = _local(rank, workers, env)
     return RankEnv(
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
+        rank,
+        size,
+        *_local(rank, workers, env),
         host=env.get("MASTER_ADDR", "127.0.0.1"),
         port=_whole(env, "MASTER_PORT", 0),
         run_id=env.get(RUN_ID) or env.get("TORCHELASTIC_RUN_ID") or "none",

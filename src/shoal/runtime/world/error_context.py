@@ -14,14 +14,9 @@ from contextlib import suppress
 from types import TracebackType
 
 from shoal.errors import CheckpointError, ExchangeTimeout, PeerLost, ShoalError
+from shoal.runtime.world import failures
 from shoal.runtime.world.env import ERROR_FILE
-from shoal.runtime.world.failures import (
-    POSITION,
-    Failure,
-    RankPosition,
-    progress,
-    write_error_file,
-)
+from shoal.runtime.world.failures import POSITION, Failure, RankPosition, progress
 from shoal.runtime.world.world import World
 
 LINGER_SECONDS = 0.6
@@ -30,13 +25,7 @@ LATE = ("timed out", "timeout")
 
 
 class ErrorContext:
-    """``with ErrorContext(world, step, "update"): ...`` explains the errors of an exchange.
-
-    Args:
-        world: all ranks.
-        step: the current step.
-        exchange: the name of the exchange.
-    """
+    """``with ErrorContext(world, step, "update"): ...`` explains the errors of an exchange."""
 
     __slots__ = ("_exchange", "_step", "_world")
 
@@ -79,10 +68,9 @@ def explain(world: World, error: Exception) -> Exception:
         return error if str(better) == str(error) else better
     if isinstance(cause, PeerLost):
         return PeerLost(f"{cause}, while {POSITION}")
-    if isinstance(cause, ExchangeTimeout):
-        return ExchangeTimeout(f"{_timeout(world, positions)} ({cause})")
-    late = any(word in str(cause).lower() for word in LATE)
-    return _timeout(world, positions) if late else _lost(world, positions)
+    late = isinstance(cause, ExchangeTimeout) or any(word in str(cause).lower() for word in LATE)
+    blame = _blame(world, positions, late=late)
+    return ExchangeTimeout(f"{blame} ({cause})") if isinstance(cause, ExchangeTimeout) else blame
 
 
 def _is_about_peers(error: BaseException) -> bool:
@@ -93,27 +81,20 @@ def _is_about_peers(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in text for word in (*LATE, *LOST))
 
 
-def _timeout(world: World, positions: dict[int, RankPosition]) -> ExchangeTimeout:
-    """Say that the exchange did not end in time, and which ranks are missing in it."""
+def _blame(world: World, positions: dict[int, RankPosition], *, late: bool) -> ShoalError:
+    """Name the ranks that did not answer, or else those that are not in this exchange."""
     silent = [rank for rank in range(world.size) if rank not in positions]
-    missing = silent or [rank for rank, position in positions.items() if position != POSITION]
+    elsewhere = sorted(rank for rank, position in positions.items() if position != POSITION)
+    where = [f"rank {rank} is {positions[rank]}" for rank in elsewhere]
+    if not late:
+        who = f"{_ranks(silent)} gone" if silent else "a connection broke, although all ranks live"
+        return PeerLost("; ".join([f"{who}, while {POSITION}", *where]))
+    missing = silent or elsewhere
     who = f"{_ranks(missing)} missing" if missing else "every rank is there, but it did not end"
     why = " (no sign of life: stopped, dead or unreachable)" if silent else ""
     what = f"exchange {POSITION.exchange!r} of step {POSITION.step}"
     head = f"{what} did not end within {world.seconds:g} s: {who}{why}"
-    return ExchangeTimeout("; ".join([head, *_elsewhere(positions)]))
-
-
-def _lost(world: World, positions: dict[int, RankPosition]) -> PeerLost:
-    """Say which ranks are gone."""
-    silent = [rank for rank in range(world.size) if rank not in positions]
-    who = f"{_ranks(silent)} gone" if silent else "a connection broke, although all ranks live"
-    return PeerLost("; ".join([f"{who}, while {POSITION}", *_elsewhere(positions)]))
-
-
-def _elsewhere(positions: dict[int, RankPosition]) -> list[str]:
-    ranks = sorted(rank for rank, position in positions.items() if position != POSITION)
-    return [f"rank {rank} is {positions[rank]}" for rank in ranks]
+    return ExchangeTimeout("; ".join([head, *where]))
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -122,18 +103,13 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def report_failure(world: World | None, error: BaseException) -> bool:
-    """Tell the other ranks and the launcher why this rank ends.
+    """Tell the other ranks and the launcher why this rank ends; whether the launcher shows it.
 
-    Args:
-        world: from :func:`shoal.runtime.world.join.join`; None before it.
-        error: what ends this rank.
-
-    Returns:
-        Whether the launcher will show the error.
+    ``world`` is None before this rank has joined.
     """
     rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
     failure = Failure.of(rank, error)
-    shown = write_error_file(failure)
+    shown = failures.write_error_file(failure)
     if world is not None and world.watcher is not None:
         with suppress(RuntimeError):  # torch's, when the host of the store has ended
             world.watcher.publish(failure)

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -24,15 +25,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, UsageError
-from shoal.runtime.world.env import (
-    BACKEND,
-    DIRECTORY,
-    ERROR_FILE,
-    TIMEOUT,
-    RankEnv,
-    read_rank_env,
-    read_seconds,
-)
+from shoal.runtime.world import env as names
+from shoal.runtime.world.env import RankEnv, read_rank_env, read_seconds
 from shoal.runtime.world.error_context import install_excepthook
 from shoal.runtime.world.failures import STORE_PREFIX, FailureWatcher
 from shoal.runtime.world.interfaces import gloo_choice, wrong_interface
@@ -70,7 +64,7 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
         return _joined[-1]
     if os.environ.get("GLOO_DEVICE_TRANSPORT") == "":
         del os.environ["GLOO_DEVICE_TRANSPORT"]  # set but empty makes gloo fail
-    limit = seconds if seconds is not None else read_seconds(TIMEOUT, DEFAULT_SECONDS)
+    limit = seconds if seconds is not None else read_seconds(names.TIMEOUT, DEFAULT_SECONDS)
     if not 0 < limit < float("inf"):
         raise UsageError(f"join(seconds={seconds}): seconds must be positive and finite")
     env = read_rank_env()
@@ -81,8 +75,10 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
         device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         world = World(RankEnv(), device, "none", seconds=limit)
     else:
-        world = _meet(env, backend or os.environ.get(BACKEND) or None, limit)
-    _tell_launcher(world.env)
+        world = _meet(env, backend or os.environ.get(names.BACKEND) or None, limit)
+    if directory := os.environ.get(names.DIRECTORY):
+        with suppress(OSError):  # the file tells the launcher that this script has joined
+            Path(directory, f"joined-{world.env.key}").touch()
     _joined.append(world)
     install_excepthook(current)  # again, because init_process_group installs one of torch's
     # Runs at the end of multiprocessing's children, too, where atexit does not.
@@ -118,22 +114,15 @@ def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
     if owns_group:
         with as_fault(f"making the {chosen} process group"):
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if chosen == "nccl" else chosen,
-                store=PrefixStore("group", store),
-                rank=env.rank,
-                world_size=env.size,
+                "cpu:gloo,cuda:nccl" if chosen == "nccl" else chosen, rank=env.rank,
+                world_size=env.size, store=PrefixStore("group", store),
                 timeout=timedelta(seconds=seconds),
-            )
+            )  # fmt: skip
     watcher = _start_watcher(run, env.rank, env.size) if is_worker else None
+    close = _closer(store, watcher, env.key, waits=env.hosts_store)
+    chosen = chosen if owns_group else "none"
     return World(
-        env,
-        device,
-        chosen if owns_group else "none",
-        store,
-        seconds,
-        owns_group=owns_group,
-        watcher=watcher,
-        close=_closer(store, watcher, env.key, waits=env.hosts_store),
+        env, device, chosen, store, seconds, owns_group=owns_group, watcher=watcher, close=close
     )
 
 
@@ -170,16 +159,10 @@ def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
 def _adopt_group(env: RankEnv | None, seconds: float) -> World:
     """Use the process group that the script has made; leave does not destroy it."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    place = RankEnv(
-        rank=rank,
-        size=size,
-        local_rank=env.local_rank if env else rank,
-        local_size=env.local_size if env else size,
-        run_id=env.run_id if env else "none",
-        generation=env.generation if env else 0,
-        workers=size,
-        hosted=True,  # the script's process group came with a store
-    )
+    place = replace(
+        env or RankEnv(local_rank=rank, local_size=size), rank=rank, size=size, workers=size,
+        servers=0, role="worker", token="", hosted=True,  # the process group came with a store
+    )  # fmt: skip
     base = dist.distributed_c10d._get_default_store()
     store = PrefixStore(f"{place.prefix}/{next_join_id()}", base)
     watcher = _start_watcher(store, rank, size)
@@ -217,14 +200,6 @@ def _closer(
                     time.sleep(0.02)
 
     return close
-
-
-def _tell_launcher(env: RankEnv) -> None:
-    """Create the file that tells the launcher that this script has joined."""
-    directory = os.environ.get(DIRECTORY)
-    if directory:
-        with suppress(OSError):
-            Path(directory, f"joined-{env.key}").touch()
 
 
 def agree_layout(world: World, facts: Mapping[str, str]) -> None:
@@ -279,5 +254,5 @@ def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> st
     return f"rank 0 and rank {other} have the same facts in another order"
 
 
-if os.environ.get(ERROR_FILE):
+if os.environ.get(names.ERROR_FILE):
     install_excepthook(current)  # the launcher shows what fails before join, too

@@ -24,13 +24,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shoal.errors import ExchangeTimeout, PeerLost, UsageError
-from shoal.runtime.world.env import (
-    DEFAULT_JOIN_SECONDS,
-    JOIN_SECONDS,
-    RankEnv,
-    fingerprint,
-    read_seconds,
-)
+from shoal.runtime.world import env as names
+from shoal.runtime.world.env import RankEnv, fingerprint, read_seconds
 from shoal.runtime.world.failures import FAILURE_KEY, STORE_PREFIX, Failure
 from shoal.runtime.world.interfaces import bind
 
@@ -60,7 +55,7 @@ def rendezvous(env: RankEnv, seconds: float) -> JoinedStores:
         env: the place of this process in the run.
         seconds: how long a single request to the store may take later.
     """
-    join_seconds = read_seconds(JOIN_SECONDS, DEFAULT_JOIN_SECONDS)
+    join_seconds = read_seconds(names.JOIN_SECONDS, names.DEFAULT_JOIN_SECONDS)
     base = _connect(env, seconds, join_seconds)
     stores = JoinedStores(_register(env, base), PrefixStore(env.prefix, base))
     _wait_for_all(env, stores, join_seconds)
@@ -75,55 +70,44 @@ def next_join_id() -> int:
 def _connect(env: RankEnv, seconds: float, join_seconds: float) -> Store:
     limit = timedelta(seconds=max(seconds, join_seconds))
     address = (env.host, env.port)
-    if env.hosts_store:
-        if address not in _hosted:
-            # torch would listen on every interface; this socket listens where it has to.
-            listener = bind(
-                env.port,
-                everywhere=env.size > env.local_size,
-                name="MASTER_PORT=",
-                instead="choose another port, the same on every worker",
-            )
-            _hosted[address] = TCPStore(
-                *address, None, True, timeout=limit, wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )  # fmt: skip
-        return _hosted[address]
-    _wait_for_port(env, join_seconds)
-    with as_fault(f"connecting to the store at {env.host}:{env.port}"):
-        store = TCPStore(*address, None, False, timeout=limit, wait_for_workers=False)
-    if not env.hosted:
-        _wait_for_host(env, store, join_seconds)
-    return store
+    if not env.hosts_store:
+        return _connect_client(env, limit, join_seconds)
+    if address not in _hosted:
+        # torch would listen on every interface; this socket listens only where it has to.
+        listener = bind(
+            env.port, everywhere=env.size > env.local_size, name="MASTER_PORT=",
+            instead="choose another port, the same on every worker",
+        )  # fmt: skip
+        _hosted[address] = TCPStore(
+            *address, None, True, timeout=limit, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+    return _hosted[address]
 
 
-def _wait_for_port(env: RankEnv, join_seconds: float) -> None:
-    """Wait until the store accepts connections; torch's own wait prints a C++ stack each time."""
-    for progress in _attempts(join_seconds):
-        try:
-            socket.create_connection((env.host, env.port), timeout=min(5.0, progress.left)).close()
-            return
-        except OSError as error:
-            progress.log(f"{env.name} waits for rank 0 at {env.host}:{env.port} ({error})")
-    raise _unreachable(env, join_seconds)
+def _connect_client(env: RankEnv, limit: timedelta, join_seconds: float) -> Store:
+    """Connect to the store of rank 0, once rank 0 has registered, or to that of the launcher.
 
-
-def _wait_for_host(env: RankEnv, store: Store, join_seconds: float) -> None:
-    """Wait until rank 0 has registered, so that its run id, token and size are the ones compared.
-
-    Its store answers before that; on a busy machine another rank would register first.
+    The store of rank 0 answers before rank 0 has registered. Another rank must not register first,
+    because its run id, token and size would then be the ones that rank 0 is compared with.
     """
-    for _ in _attempts(join_seconds):
-        with as_fault("waiting for rank 0"):
-            if store.check([RUN_KEY]):
-                return
-    raise _unreachable(env, join_seconds)
-
-
-def _unreachable(env: RankEnv, join_seconds: float) -> ExchangeTimeout:
-    return ExchangeTimeout(
-        f"{env.name} could not reach rank 0 at {env.host}:{env.port} within "
-        f"{join_seconds:g} s: rank 0 is missing, or MASTER_ADDR / MASTER_PORT are wrong"
+    address, where, store = (env.host, env.port), f"{env.host}:{env.port}", None
+    for left, logs in _attempts(join_seconds):
+        if store is None:
+            try:  # a plain socket, because torch prints a C++ stack each time it cannot connect
+                socket.create_connection(address, timeout=min(5.0, left)).close()
+            except OSError as error:
+                if logs:
+                    host = f"rank 0 at {where} ({error})"
+                    log.warning("%s waits for %s: %.0f s left", env.name, host, left)
+                continue
+        with as_fault(f"connecting to the store at {where}"):
+            store = store or TCPStore(*address, None, False, timeout=limit, wait_for_workers=False)
+            if env.hosted or store.check([RUN_KEY]):
+                return store
+    raise ExchangeTimeout(
+        f"{env.name} could not reach rank 0 at {where} within {join_seconds:g} s: "
+        "rank 0 is missing, or MASTER_ADDR / MASTER_PORT are wrong"
     )
 
 
@@ -166,7 +150,7 @@ def _wait_for_all(env: RankEnv, stores: JoinedStores, join_seconds: float) -> No
     missing = [f"env/{rank}" for rank in range(env.workers)]
     missing += [f"env/server-{index}" for index in range(env.servers)]
     failure_key = f"{STORE_PREFIX}/{FAILURE_KEY}"
-    for progress in _attempts(join_seconds):
+    for left, logs in _attempts(join_seconds):
         with as_fault("waiting for the other workers"):
             missing = [key for key in missing if not stores.store.check([key])]
             failed = stores.run.check([failure_key])
@@ -174,11 +158,13 @@ def _wait_for_all(env: RankEnv, stores: JoinedStores, join_seconds: float) -> No
             return
         if failed:
             raise Failure.read(stores.run.get(failure_key)).as_error()
-        progress.log(f"{env.name} waits for {_names(missing)} of {env.workers}")
+        if logs:
+            others = f"{_names(missing)} of {env.workers}"
+            log.warning("%s waits for %s: %.0f s left", env.name, others, left)
     error = ExchangeTimeout(
         f"{_names(missing)} of {env.workers} did not join within {join_seconds:g} s: "
         "start all workers, or set WORLD_SIZE to their number "
-        f"({JOIN_SECONDS} sets how long to wait)"
+        f"({names.JOIN_SECONDS} sets how long to wait)"
     )
     with as_fault("waiting for the other workers"):
         stores.run.compare_set(failure_key, "", Failure.of(env.rank, error).write())
@@ -193,25 +179,13 @@ def _names(keys: list[str]) -> str:
     return ("rank " if len(keys) == 1 else "ranks ") + ", ".join(names + more)
 
 
-class _Attempt:
-    """One attempt of a wait: the seconds that are left, and a log line every few seconds."""
-
-    def __init__(self) -> None:
-        self.left = 0.0
-        self._last_log = time.monotonic()
-
-    def log(self, reason: str) -> None:
-        if time.monotonic() - self._last_log >= LOG_SECONDS:
-            self._last_log = time.monotonic()
-            log.warning("%s: %.0f s left", reason, self.left)
-
-
-def _attempts(seconds: float) -> Iterator[_Attempt]:
-    """Yield until the time is over, with a short sleep after each attempt."""
-    end, attempt = time.monotonic() + seconds, _Attempt()
-    while (left := end - time.monotonic()) > 0:
-        attempt.left = left
-        yield attempt
+def _attempts(seconds: float) -> Iterator[tuple[float, bool]]:
+    """Yield the seconds left, and whether to log them, until the time is over."""
+    start = last_log = time.monotonic()
+    while (left := start + seconds - (now := time.monotonic())) > 0:
+        logs = now - last_log >= LOG_SECONDS
+        last_log = now if logs else last_log
+        yield left, logs
         time.sleep(min(POLL_SECONDS, left))
 
 

@@ -18,23 +18,15 @@ DEFAULT_SECONDS = 300.0
 class World:
     """One rank's view of its run, made by :func:`shoal.runtime.world.join.join`.
 
-    Args:
-        env: the place of this process in the run.
-        device: where the model goes.
-        backend: of the process group, or "none" where there is no group.
-        store: of this join; None when there are no other processes.
-        seconds: how long an exchange may take.
-        owns_group: whether join made the process group, so that leave destroys it.
-        watcher: learns of failures; None when there are no other ranks, and in servers.
-        close: what leaving the store takes.
+    ``store`` and ``watcher`` are None without other processes; servers have no watcher.
     """
 
     env: RankEnv
     device: torch.device
-    backend: str
+    backend: str  # "none" where there is no process group
     store: Store | None = field(default=None, repr=False)
-    seconds: float = DEFAULT_SECONDS
-    owns_group: bool = False
+    seconds: float = DEFAULT_SECONDS  # how long an exchange may take
+    owns_group: bool = False  # join made the process group, so leave destroys it
     watcher: FailureWatcher | None = field(default=None, repr=False, compare=False)
     close: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
