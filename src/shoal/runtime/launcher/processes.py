@@ -272,8 +272,8 @@ class Processes:
         error_file = Path(env[names.ERROR_FILE])
         joined_file = Path(env[names.DIRECTORY], f"joined-{joined}")
         worker = Worker(key.replace("-", " "), key, rank, process, error_file, joined_file)
-        self._output.attach(process, worker.name, len(self.all))
         self.all.append(worker)
+        self._output.attach(process, worker.name, len(self.all) - 1)
 
     @property
     def alive(self) -> list[Worker]:
