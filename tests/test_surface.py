@@ -104,7 +104,7 @@ OPTIONS = {
 
 def test_the_options_of_every_command_are_these() -> None:
     """A change here changes what people typed into their scripts: say so in CHANGELOG.md."""
-    from shoal.cli.app import build
+    from shoal.cli import build
 
     found = {
         name: " ".join(sorted(o for p in command.params for o in p.opts if o.startswith("-")))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,13 @@ def started(model: nn.Module | None = None, **options: Any) -> Run:
     """A run of a linear model, or of the one given."""
     model = nn.Linear(4, 2) if model is None else model
     return shoal.distribute(model, sgd(model), **{"loss": cross_entropy, **options})
+
+
+def wait_for(*files: Path) -> None:
+    """Wait until all files exist, so that order does not depend on how busy the machine is."""
+    end = time.monotonic() + 60
+    while not all(file.exists() for file in files) and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 class Made(Dataset[Any]):

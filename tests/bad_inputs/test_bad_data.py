@@ -76,8 +76,8 @@ def test_a_sample_unlike_the_others_is_named_with_both_looks(
 ) -> None:
     if processes and odd is not None:
         pytest.skip("one is enough: a process costs a second")
-    said = rf"sample 5 is {look}.*but sample 4 is \(a float32 tensor of shape \(4,\).*no batch"
-    with pytest.raises(UsageError, match=said):
+    expected = rf"sample 5 is {look}.*but sample 4 is \(a float32 tensor of shape \(4,\).*no batch"
+    with pytest.raises(UsageError, match=expected):
         losses(Made(lambda i: odd if i == 5 else DATA[i]), processes=processes)
 
 
@@ -94,8 +94,8 @@ def test_samples_of_which_no_batch_can_be_made_are_told_what_they_are() -> None:
 
 def test_a_collate_of_ones_own_may_leave_samples_out_and_its_errors_name_the_batch() -> None:
     def without_none(samples: list[Any]) -> Any:
-        kept = [sample for sample in samples if sample is not None]
-        return torch.stack([x for x, _ in kept]), torch.stack([y for _, y in kept])
+        present = [sample for sample in samples if sample is not None]
+        return torch.stack([x for x, _ in present]), torch.stack([y for _, y in present])
 
     assert len(losses(Made(lambda i: None if i == 5 else DATA[i]), collate=without_none)) == 2
     with pytest.raises(UsageError, match=r"samples 0, 1, 2, 3 are each.*ZeroDivisionError"):

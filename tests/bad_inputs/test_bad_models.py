@@ -104,9 +104,9 @@ def test_a_gradient_too_large_for_its_message_is_skipped_by_all_where_asked() ->
 
 
 def test_a_gradient_too_large_for_its_message_stops_the_run() -> None:
-    for skipped, _, told in run_workers(2, _overflow, "stop"):
+    for skipped, _, text in run_workers(2, _overflow, "stop"):
         assert len(skipped) <= 2
-        assert "NaN or inf at step" in told
+        assert "NaN or inf at step" in text
 
 
 def _differ_in_size() -> Numbers:

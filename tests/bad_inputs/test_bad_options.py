@@ -17,7 +17,7 @@ from shoal.errors import BadArgument, ConflictError, UnknownName, UsageError
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "expected"),
     [
         ("all_reduc", UnknownName, "unknown technique 'all_reduc': did you mean all_reduce"),
         ("frobnicate(3)", UnknownName, "unknown technique 'frobnicate'"),
@@ -44,8 +44,10 @@ from shoal.errors import BadArgument, ConflictError, UnknownName, UsageError
         (3, UsageError, "strategy=3: text or a Strategy"),
     ],
 )
-def test_a_strategy_that_cannot_be_is_refused(text: Any, kind: type[Exception], said: str) -> None:
-    with pytest.raises(kind, match=said):
+def test_a_strategy_that_cannot_be_is_refused(
+    text: Any, kind: type[Exception], expected: str
+) -> None:
+    with pytest.raises(kind, match=expected):
         started(strategy=text)
 
 
@@ -85,7 +87,7 @@ def test_a_count_is_a_whole_number_from_one_up(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"acumulate": 2}, "unknown option of distribute 'acumulate': did you mean accumulate"),
         ({"nonfinite": "skp"}, "unknown nonfinite policy 'skp': did you mean skip"),
@@ -96,8 +98,8 @@ def test_a_count_is_a_whole_number_from_one_up(name: str, value: Any) -> None:
         ({"checkpoint": ""}, "checkpoint='': the path of a directory"),
     ],
 )
-def test_an_option_that_cannot_be_is_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_option_that_cannot_be_is_named(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         started(**options)
 
 
@@ -141,7 +143,7 @@ def test_momentum_is_a_number_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "expected"),
     [
         (lambda x: x, "takes an nn.Module, not function"),
         (nn.Linear, "takes an nn.Module, not the class Linear"),
@@ -150,21 +152,21 @@ def test_momentum_is_a_number_too() -> None:
         (nn.Linear(4, 2).requires_grad_(False), "Linear has no trainable parameters: unfreeze"),
     ],
 )
-def test_a_model_is_a_module_with_something_to_train(model: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_model_is_a_module_with_something_to_train(model: Any, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         shoal.distribute(model, sgd(nn.Linear(4, 2)))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"),
+    ("optimizer", "expected"),
     [
         (None, "the optimizer is missing"),
         ("sgd", "takes a torch.optim.Optimizer, not str"),
         (torch.optim.SGD, "takes a torch.optim.Optimizer, not the class SGD"),
     ],
 )
-def test_an_optimizer_is_an_optimizer(optimizer: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_optimizer_is_an_optimizer(optimizer: Any, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         shoal.distribute(nn.Linear(4, 2), optimizer)
 
 
@@ -180,12 +182,12 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 def test_several_models_come_in_pairs() -> None:
     model = nn.Linear(4, 2)
     frozen = nn.Linear(4, 2).requires_grad_(False)
-    for given, said in (
+    for models, expected in (
         ({}, "several models come as"),
         ({"g": model}, r"'g': Linear, not \(model, optimizer\)"),
         ({"g": (model,)}, r"'g': tuple, not \(model, optimizer\)"),
         ({"g": (model, None)}, "the optimizer is missing"),
         ({"g": (model, sgd(model)), "d": (frozen, sgd(model))}, "no trainable parameters"),
     ):
-        with pytest.raises(UsageError, match=said):
-            shoal.distribute(given)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=expected):
+            shoal.distribute(models)  # type: ignore[arg-type]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import re
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from bad_input_forms import DATA, Made, TwoHeads, X, Y, cross_entropy, sgd, started
+from bad_input_forms import DATA, Made, TwoHeads, X, Y, cross_entropy, sgd, started, wait_for
 from torch import Tensor, nn
 
 import shoal
@@ -52,7 +52,7 @@ def _differ(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "expected"),
     [
         ("lr", "lr of model optimizer's group 0: 0.1 on rank 0, 0.2 on rank 1"),
         ("optimizer", "model optimizer: SGD on rank 0, Adam on rank 1"),
@@ -65,31 +65,33 @@ def _differ(kind: str) -> None:
         ("clip", "clip: 1.0 on rank 0, 2.0 on rank 1"),
     ],
 )
-def test_what_differs_between_ranks_is_told_by_both_with_both_values(kind: str, said: str) -> None:
+def test_what_differs_between_ranks_is_told_by_both_with_both_values(
+    kind: str, expected: str
+) -> None:
     first, second = errors(outcomes(2, _differ, kind))
     assert first == second
-    assert f"LayoutMismatch: rank 0 and rank 1 differ in {said}" in first
+    assert f"LayoutMismatch: rank 0 and rank 1 differ in {expected}" in first
 
 
 def _start_apart() -> tuple[list[float], list[str]]:
-    said: list[str] = []
+    lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("shoal").addHandler(handler)
     logging.getLogger("shoal").setLevel(logging.INFO)
     torch.manual_seed(join().rank)
     before = nn.Linear(4, 2)
     first = before.weight.flatten().tolist()
     run = started(before)
-    told = [line for line in said if "other weights" in line]
-    return (first if run.is_main else run.model.weight.flatten().tolist()), told  # type: ignore[operator]
+    text = [line for line in lines if "other weights" in line]
+    return (first if run.is_main else run.model.weight.flatten().tolist()), text  # type: ignore[operator]
 
 
 def test_of_different_starts_rank_0s_is_taken_and_told() -> None:
-    (first, silent), (second, told) = run_workers(2, _start_apart)
+    (first, silent), (second, text) = run_workers(2, _start_apart)
     assert first == second
     assert silent == []
-    assert told == ["rank 1 had other weights than rank 0: rank 0's were taken"]
+    assert text == ["rank 1 had other weights than rank 0: it now has rank 0's"]
 
 
 def _nan_on_one(policy: str) -> tuple[list[bool], list[float], str]:
@@ -111,9 +113,9 @@ def _nan_on_one(policy: str) -> tuple[list[bool], list[float], str]:
 
 
 def test_a_nan_on_one_rank_stops_all_and_all_name_step_and_rank() -> None:
-    for skipped, _, told in run_workers(2, _nan_on_one, "stop"):
+    for skipped, _, text in run_workers(2, _nan_on_one, "stop"):
         assert skipped == [False]
-        assert told.startswith("the loss is NaN or inf at step 1 on rank 1: lower the learning")
+        assert text.startswith("the loss is NaN or inf at step 1 on rank 1: lower the learning")
 
 
 def test_a_nan_on_one_rank_is_skipped_by_all_where_asked() -> None:
@@ -162,7 +164,7 @@ def _try(strategy: str, piece: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "strategy", "piece", "said"),
+    ("workers", "strategy", "piece", "expected"),
     [
         (2, "auto", "loader", "batch_size=1 is global and smaller than the 2 workers"),
         (2, "auto", "uncountable", "cannot tell how many samples"),
@@ -173,25 +175,26 @@ def _try(strategy: str, piece: str) -> None:
     ],
 )
 def test_what_several_workers_cannot_do_is_refused_by_each(
-    workers: int, strategy: str, piece: str, said: str
+    workers: int, strategy: str, piece: str, expected: str
 ) -> None:
-    for told in run_workers(workers, _refused, strategy, piece):
-        assert re.search(said, told), told
+    for text in run_workers(workers, _refused, strategy, piece):
+        assert re.search(expected, text), text
 
 
-def _fewer_steps_on_one() -> float:
-    run = started(timeout=3)
+def _fewer_steps_on_one(ended: Path) -> bool:
+    run = started(timeout=4)
     run.step((X, Y))
-    start = time.monotonic()
     if run.is_main:
-        run.step((X, Y))
-    else:
-        time.sleep(6)
-    return time.monotonic() - start
+        try:
+            run.step((X, Y))
+        finally:
+            ended.touch()
+    wait_for(ended)
+    return True
 
 
-def test_a_rank_that_makes_fewer_steps_is_missed_by_name() -> None:
-    first, second = outcomes(2, _fewer_steps_on_one)
+def test_a_rank_that_makes_fewer_steps_is_missed_by_name(tmp_path: Path) -> None:
+    first, second = outcomes(2, _fewer_steps_on_one, tmp_path / "ended")
     assert second.value
     assert "ExchangeTimeout" in errors([first])[0]
     assert "rank 1 is missing" in errors([first])[0]

@@ -24,7 +24,7 @@ from shoal.errors import (
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "expected"),
     [
         (lambda o, t: cross_entropy(o, t, reduction="none"), r"shape \(8,\), not one number.*mean"),
         (lambda o, t: 0.5, "the loss is a float, not a tensor"),
@@ -37,16 +37,20 @@ from shoal.errors import (
         (None, r"no loss: the model returns Tensor.*pass loss="),
     ],
 )
-def test_a_loss_is_one_real_number_with_a_gradient(loss: Any, said: str) -> None:
+def test_a_loss_is_one_real_number_with_a_gradient(loss: Any, expected: str) -> None:
     run = started(loss=loss)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=expected):
         run.step((X, Y) if loss else (X,))
 
 
 def test_a_loss_of_ones_own_loop_is_looked_at_too() -> None:
     run = started()
-    for loss, said in ((1.0, "a float"), (run.model(X), r"\(8, 2\)"), (X.mean(), "not connected")):
-        with pytest.raises(UsageError, match=said):
+    for loss, expected in (
+        (1.0, "a float"),
+        (run.model(X), r"\(8, 2\)"),
+        (X.mean(), "not connected"),
+    ):
+        with pytest.raises(UsageError, match=expected):
             run.backward(loss)  # type: ignore[arg-type]
 
 
@@ -156,7 +160,7 @@ def test_more_micro_batches_than_samples_are_as_many_as_there_are_samples() -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ({"dataset": []}, "dataset is empty"),
         ({"batch_size": 0}, "batch_size=0"),
@@ -167,9 +171,9 @@ def test_more_micro_batches_than_samples_are_as_many_as_there_are_samples() -> N
         ({"metrics": {"accuracy": "accuracy"}}, "functions by name"),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_an_evaluation_that_cannot_be_is_refused(arguments: dict[str, Any], expected: str) -> None:
     run = started()
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=expected):
         run.evaluate(**{"dataset": DATA, **arguments})
     assert run.evaluate(DATA)["loss"] > 0
 
@@ -197,13 +201,13 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_first_difference(
     tmp_path: Path,
 ) -> None:
     started().save(tmp_path)
-    for model, said in (
+    for model, expected in (
         (nn.Linear(4, 3), r"weight.*\(2, 4\).*\(3, 4\)|weight.*\(3, 4\).*\(2, 4\)"),
         (nn.Linear(4, 2).double(), "float64"),
         (nn.Linear(4, 2, bias=False), "bias"),
         (nn.Sequential(nn.Linear(4, 2)), "0.weight"),
     ):
-        with pytest.raises(CheckpointMismatch, match=said):
+        with pytest.raises(CheckpointMismatch, match=expected):
             started(model).restore(tmp_path)
 
 
@@ -215,6 +219,6 @@ def test_unused_parameters_are_no_error_and_named_once(caplog: pytest.LogCapture
         for _ in range(3):
             run.step((X, Y))
     assert torch.equal(model.idle.weight, before)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert told[0].startswith("no gradient reached idle.weight, idle.bias: they keep their values")
+    text = [record.getMessage() for record in caplog.records]
+    assert len(text) == 1
+    assert text[0].startswith("no gradient reached idle.weight, idle.bias: they keep their values")

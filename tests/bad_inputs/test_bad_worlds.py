@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import time
+from pathlib import Path
 
 import pytest
-from bad_input_forms import X, Y, started
+from bad_input_forms import X, Y, started, wait_for
 
 from shoal.errors import UsageError
 from shoal.testing.processes import free_port, outcomes, run_workers
@@ -17,7 +17,7 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", **HERE}
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "expected"),
     [
         ({**TWO, "RANK": "2"}, "RANK=2 but WORLD_SIZE=2: ranks run from 0 to 1; .*one too many"),
         ({**TWO, "RANK": "-1"}, "RANK=-1"),
@@ -37,12 +37,12 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", **HERE}
         ({**TWO, "SHOAL_BACKEND": "mpi"}, "backend 'mpi' is not known: gloo"),
     ],
 )
-def test_a_wrong_environment_is_named_before_anybody_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], said: str
+def test_a_wrong_environment_is_named_before_any_waiting(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], expected: str
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=expected):
         started()
 
 
@@ -61,47 +61,59 @@ def _train() -> int:
     return started().step((X, Y)).samples
 
 
-def _three_of_four() -> int:
-    return 0 if os.environ["RANK"] == "2" else _train()
-
-
-@pytest.mark.gloo
-def test_a_worker_that_never_starts_is_named_when_the_time_is_up() -> None:
-    first, second, absent, fourth = outcomes(4, _three_of_four, env={"SHOAL_JOIN_SECONDS": "2"})
-    assert absent.value == 0
-    for result in (first, second, fourth):
-        assert "ExchangeTimeout: rank 2 of 4 did not join within 2 s" in str(result.error)
-
-
-def _claim_rank_1_twice() -> int:
-    if os.environ["RANK"] == "2":
-        time.sleep(0.5)
-        os.environ["RANK"] = os.environ["LOCAL_RANK"] = "1"
-    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = "2"
-    samples = _train()
-    if os.environ["RANK"] == "0":
-        time.sleep(2)  # it hosts the store at which the second is refused
-    return samples
-
-
-@pytest.mark.gloo
-def test_the_second_to_claim_a_rank_is_refused_and_the_others_train_on() -> None:
-    first, second, late = outcomes(3, _claim_rank_1_twice)
-    assert first.value == second.value == 16
-    assert "UsageError: rank 1 is already taken by process" in str(late.error)
-
-
-def _told_another_size() -> int:
-    if os.environ["RANK"] == "1":
-        time.sleep(0.5)
-        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = "3"
+def _three_of_four(started: Path) -> int:
+    rank = os.environ["RANK"]
+    if rank == "2":
+        return 0
+    Path(started, rank).touch()
+    wait_for(*(started / str(other) for other in (0, 1, 3)))
     return _train()
 
 
 @pytest.mark.gloo
-def test_a_worker_told_another_world_size_is_refused() -> None:
-    results = outcomes(2, _told_another_size, env={"SHOAL_JOIN_SECONDS": "3"})
-    assert "rank 1 was told 3 workers, others 2" in str(results[1].error)
+def test_a_worker_that_never_starts_is_named_when_the_time_is_up(tmp_path: Path) -> None:
+    results = outcomes(4, _three_of_four, tmp_path, env={"SHOAL_JOIN_SECONDS": "3"})
+    assert results.pop(2).value == 0
+    for result in results:
+        assert "ExchangeTimeout: rank 2 of 4 did not join within 3 s" in str(result.error)
+
+
+def _claim_rank_1_twice(order: Path) -> int:
+    os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = "2"
+    if os.environ["RANK"] == "2":
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = "1"
+        wait_for(order / "trained")
+        try:
+            return _train()
+        finally:
+            (order / "refused").touch()
+    samples = _train()
+    (order / "trained").touch()
+    if os.environ["RANK"] == "0":
+        wait_for(order / "refused")  # it hosts the store at which the second is refused
+    return samples
+
+
+@pytest.mark.gloo
+def test_the_second_to_claim_a_rank_is_refused_and_the_others_train_on(tmp_path: Path) -> None:
+    first, second, late = outcomes(3, _claim_rank_1_twice, tmp_path)
+    assert first.value == second.value == 16
+    assert "UsageError: rank 1 is already taken by process" in str(late.error)
+
+
+def _started_with_another_size(started: Path) -> int:
+    rank = os.environ["RANK"]
+    if rank == "1":
+        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = "3"
+    Path(started, rank).touch()
+    wait_for(started / "0", started / "1")
+    return _train()
+
+
+@pytest.mark.gloo
+def test_a_worker_started_with_another_world_size_is_refused(tmp_path: Path) -> None:
+    results = outcomes(2, _started_with_another_size, tmp_path, env={"SHOAL_JOIN_SECONDS": "3"})
+    assert "rank 1 was started with 3 workers, others with 2" in str(results[1].error)
     assert "rank 1 of 2 did not join within 3 s" in str(results[0].error)
 
 

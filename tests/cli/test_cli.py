@@ -34,7 +34,16 @@ def test_the_list_of_commands_loads_nothing_heavy_of_its_own() -> None:
         assert name in done.stdout
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_refused_before_torch_is_imported(script: str) -> None:
+    code = (
+        "import sys; from shoal.cli import main; "
+        f"assert main(['run', {script!r}, '-n', '0']) == 2; sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"shoal {__version__}\n"
 
@@ -70,10 +79,10 @@ def test_what_will_not_do_is_refused_with_exit_code_2(
     script: str, options: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", script, *options]) == 2
-    said = capsys.readouterr().err
-    assert word in said
-    assert said.startswith("shoal: ")
-    assert "Traceback" not in said
+    expected = capsys.readouterr().err
+    assert word in expected
+    assert expected.startswith("shoal: ")
+    assert "Traceback" not in expected
 
 
 def test_a_missing_script_or_value_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,4 +132,4 @@ def test_where_the_time_went_is_shown_and_kept(
     assert "here/timeline.html" in capsys.readouterr().out
     (tmp_path / "file").touch()
     show_timeline(tmp_path, tmp_path / "file")
-    assert "could not be kept" in capsys.readouterr().out
+    assert "could not be written" in capsys.readouterr().out

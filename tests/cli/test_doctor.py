@@ -107,14 +107,14 @@ def test_a_machine_without_loopback_or_room_fails(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_backend_of_one_machine_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "shared by an anonymous file" in checks.shoal_backend("shoal backend", 2).found
-    found = checks.shoal_backend("shoal backend", 2).found
-    assert "workers can read" in found or "workers cannot read" in found  # as the kernel has it
+    assert "shared by an anonymous file" in checks.shoal_backend("shoal backend", 2).fact
+    fact = checks.shoal_backend("shoal backend", 2).fact
+    assert "workers can read" in fact or "workers cannot read" in fact  # as the kernel has it
     monkeypatch.setenv(reading.LEAST, "inf")
-    assert "forbids workers" in checks.shoal_backend("shoal backend", 2).found
+    assert "forbids workers" in checks.shoal_backend("shoal backend", 2).fact
     monkeypatch.delenv(reading.LEAST)
     monkeypatch.setattr(reading, "_readv", None)
-    assert "workers cannot read" in checks.shoal_backend("shoal backend", 2).found
+    assert "workers cannot read" in checks.shoal_backend("shoal backend", 2).fact
     monkeypatch.setattr(segment, "make", raising(UsageError("no place for a shared segment")))
     assert checks.shoal_backend("shoal backend", 2).status == "warn"
 
@@ -139,4 +139,4 @@ def test_loopback_can_be_listened_on() -> None:
     assert finding.status == "ok"
     with socket.socket() as again:  # and it was let go
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        again.bind(("127.0.0.1", int(finding.found.rpartition(":")[2])))
+        again.bind(("127.0.0.1", int(finding.fact.rpartition(":")[2])))

@@ -11,14 +11,13 @@ import torch
 from shoal.errors import UsageError
 from shoal.runtime.remote import client as clients
 from shoal.runtime.remote.client import start_servers
-from shoal.runtime.world.env import read_rank_env
-from shoal.runtime.world.join import World
+from shoal.runtime.world.env import RankEnv, read_rank_env
+from shoal.runtime.world.world import World
 
 
 def world(rank: int = 0, size: int = 2, servers: int = 0) -> World:
-    return World(
-        rank, size, rank, size, torch.device("cpu"), "gloo", None, workers=size, servers=servers
-    )
+    env = RankEnv(rank, size, rank, size, workers=size, servers=servers)
+    return World(env, torch.device("cpu"), "gloo")
 
 
 @pytest.fixture

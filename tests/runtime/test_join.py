@@ -1,9 +1,10 @@
-"""Laws of joining: everybody meets, nobody takes another's env, all agree or all raise."""
+"""Laws of joining: all ranks meet, a rank is taken once, all ranks agree or all raise."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import FaultError, UsageError
-from shoal.runtime.world import failures as alarm
-from shoal.runtime.world import interfaces
-from shoal.runtime.world import join as joining
-from shoal.runtime.world.env import read_rank_env, read_seconds
-from shoal.runtime.world.join import World, agree_layout, join, leave
+from shoal.runtime.world import interfaces, rendezvous
+from shoal.runtime.world.env import RankEnv, read_rank_env, read_seconds
+from shoal.runtime.world.error_context import explain, report_failure
+from shoal.runtime.world.failures import progress
+from shoal.runtime.world.join import agree_layout, current, join, leave
+from shoal.runtime.world.world import World
 from shoal.testing.processes import Outcome, outcomes, run_workers
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SHOAL_ROLE")
@@ -27,8 +29,8 @@ MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    while joining._joined:  # by a test before, which may leave that to the end of the process
-        leave(joining._joined[-1])
+    while (world := current()) is not None:  # an earlier test may leave at the process's end
+        leave(world)
 
 
 def test_alone_there_is_one_worker_and_no_process_group() -> None:
@@ -82,7 +84,7 @@ def test_slurm_tasks_are_ranks_once_they_know_where_to_meet() -> None:
     assert (env.rank, env.size, env.local_rank, env.local_size) == (5, 8, 1, 4)
 
 
-def test_a_server_has_a_seat_but_no_rank_among_workers() -> None:
+def test_a_server_has_an_index_but_no_rank_among_workers() -> None:
     env = {"SHOAL_ROLE": "server", "SHOAL_SERVER": "1", "SHOAL_SERVERS": "2", "WORLD_SIZE": "4"}
     env = read_rank_env({**env, **MASTER})
     assert env is not None
@@ -98,13 +100,13 @@ def test_there_may_be_more_servers_than_workers() -> None:
 
 
 def test_generations_never_share_keys() -> None:
-    seats = [
+    envs = [
         read_rank_env(
             {"RANK": "0", "WORLD_SIZE": "2", **MASTER, "TORCHELASTIC_RESTART_COUNT": str(g)}
         )
         for g in (0, 1)
     ]
-    assert len({env.prefix for env in seats if env}) == 2
+    assert len({env.prefix for env in envs if env}) == 2
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf"])
@@ -147,10 +149,10 @@ def test_others_are_told_an_address_that_they_can_reach(
         def connect(self, where: tuple[str, int]) -> None:  # type: ignore[override]
             if where[0] not in routes:
                 raise OSError("no route")
-            self.found = routes[where[0]]
+            self.address = routes[where[0]]
 
         def getsockname(self) -> tuple[str, int]:
-            return self.found, 0
+            return self.address, 0
 
     monkeypatch.setattr(socket, "socket", Probe)
     assert interfaces.own_address("node0") == address
@@ -214,9 +216,10 @@ def _differ() -> float:
 
 @pytest.mark.gloo
 def test_all_ranks_hear_what_differs_and_between_whom() -> None:
-    said = errors(outcomes(3, _differ))
-    assert len(set(said)) == 1
-    assert "LayoutMismatch: rank 0 and rank 2 differ in lr: 0.1 on rank 0, 0.2 on rank 2" in said[0]
+    lines = errors(outcomes(3, _differ))
+    assert len(set(lines)) == 1
+    difference = "rank 0 and rank 2 differ in lr: 0.1 on rank 0, 0.2 on rank 2"
+    assert f"LayoutMismatch: {difference}" in lines[0]
 
 
 def _miss_a_fact() -> None:
@@ -231,16 +234,26 @@ def test_a_parameter_only_one_rank_has_is_named() -> None:
     )
 
 
-def _two_of_three() -> None:
-    if os.environ["RANK"] != "1":
+def wait_for(*files: Path) -> None:
+    """Wait until all files exist, so that order does not depend on how busy the machine is."""
+    end = time.monotonic() + 60
+    while not all(file.exists() for file in files) and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def _two_of_three(started: Path) -> None:
+    rank = os.environ["RANK"]
+    if rank != "1":
+        Path(started, rank).touch()
+        wait_for(started / "0", started / "2")  # a slow start is not part of the time limit
         join(seconds=20)
 
 
 @pytest.mark.gloo
-def test_who_does_not_come_is_named() -> None:
-    said = errors(outcomes(3, _two_of_three, env={"SHOAL_JOIN_SECONDS": "2"}))
-    assert "ExchangeTimeout: rank 1 of 3 did not join within 2 s" in said[0]
-    assert said[2] == said[0]
+def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+    lines = errors(outcomes(3, _two_of_three, tmp_path, env={"SHOAL_JOIN_SECONDS": "3"}))
+    assert "ExchangeTimeout: rank 1 of 3 did not join within 3 s" in lines[0]
+    assert lines[2] == lines[0]
 
 
 def _no_master() -> None:
@@ -250,8 +263,8 @@ def _no_master() -> None:
 
 @pytest.mark.gloo
 def test_a_missing_rank_0_is_named_with_the_place_to_meet() -> None:
-    said = errors(outcomes(2, _no_master, env={"SHOAL_JOIN_SECONDS": "1"}))
-    assert "could not reach rank 0 at 127.0.0.1:" in said[1]
+    lines = errors(outcomes(2, _no_master, env={"SHOAL_JOIN_SECONDS": "1"}))
+    assert "could not reach rank 0 at 127.0.0.1:" in lines[1]
 
 
 def _both_claim_1(refused: Path) -> int:
@@ -262,9 +275,8 @@ def _both_claim_1(refused: Path) -> int:
     except UsageError:
         refused.touch()
         raise
-    end = time.monotonic() + 30
-    while rank == "0" and not refused.exists() and time.monotonic() < end:
-        time.sleep(0.02)  # keeps the store open for the one to be refused
+    if rank == "0":
+        wait_for(refused)  # keeps the store open for the one to be refused
     return world.rank
 
 
@@ -273,53 +285,95 @@ def test_the_second_to_claim_a_rank_is_refused(tmp_path: Path) -> None:
     first, *others = outcomes(3, _both_claim_1, tmp_path / "refused")
     assert first.value == 0
     assert [other.value for other in others if other.error is None] == [1]
-    said = "".join(errors(others))
-    assert said.count("rank 1 is already taken by process") == 1
+    lines = "".join(errors(others))
+    assert lines.count("rank 1 is already taken by process") == 1
 
 
-def _other_token() -> int:
+def _other_token(refused: Path) -> None:
     os.environ["SHOAL_TOKEN"] = "right" if os.environ["RANK"] == "0" else "wrong"
-    return join(seconds=20).rank
+    if os.environ["RANK"] == "0":
+        threading.Thread(target=join, daemon=True).start()  # it waits for rank 1 until the end
+        wait_for(refused)
+        return
+    try:
+        join(seconds=20)
+    finally:
+        refused.touch()
 
 
 @pytest.mark.gloo
-def test_another_token_is_refused() -> None:
-    said = errors(outcomes(2, _other_token, env={"SHOAL_JOIN_SECONDS": "8"}))
-    assert "has another SHOAL_TOKEN" in said[1]
-    assert "right" not in "".join(said)
+def test_another_token_is_refused(tmp_path: Path) -> None:
+    lines = errors(outcomes(2, _other_token, tmp_path / "refused"))
+    assert lines[0] == ""
+    assert "has another SHOAL_TOKEN" in lines[1]
+    assert "right" not in lines[1]
 
 
-def _fails(kind: str) -> None:
-    world = join(seconds=2)
-    alarm.progress(7, "bucket 0")
+def _late_host(order: Path) -> None:
+    if os.environ["RANK"] == "0":
+        os.environ["SHOAL_TOKEN"] = "right"
+        register = rendezvous._register
+
+        def late(env: RankEnv, base: dist.Store) -> dist.Store:
+            (order / "open").touch()  # the store answers, but rank 0 has not registered
+            time.sleep(1)
+            return register(env, base)
+
+        rendezvous._register = late  # type: ignore[assignment]
+        threading.Thread(target=join, daemon=True).start()
+        wait_for(order / "refused")
+        return
+    os.environ["SHOAL_TOKEN"] = "wrong"
+    wait_for(order / "open")
+    try:
+        join(seconds=20)
+    finally:
+        (order / "refused").touch()
+
+
+@pytest.mark.gloo
+def test_the_host_of_the_store_registers_first(tmp_path: Path) -> None:
+    lines = errors(outcomes(2, _late_host, tmp_path))
+    assert lines[0] == ""
+    assert "rank 1 has another SHOAL_TOKEN" in lines[1]
+
+
+def _fails(kind: str, ended: Path) -> None:
+    world = join(seconds=4)
+    others = [ended / str(rank) for rank in range(3)]
+    progress(7, "bucket 0")
     if world.rank == 1:
-        alarm.progress(7)
+        progress(7)
         if kind == "raises":
-            alarm.report_failure(world, ValueError("bad sample"))
+            report_failure(world, ValueError("bad sample"))
+            others[1].touch()
             return
-        time.sleep(4)
+        wait_for(others[0], others[2])
+        others[1].touch()
+        return
     try:
         dist.all_reduce(torch.ones(1))
     except (RuntimeError, FaultError) as error:
-        raise alarm.explain(world, error) from None
+        raise explain(world, error) from None
     finally:
+        others[world.rank].touch()
         if world.rank == 0:
-            time.sleep(1)  # it hosts the store
+            wait_for(*others)  # it hosts the store
 
 
 @pytest.mark.gloo
-def test_survivors_learn_who_failed_and_why() -> None:
-    said = errors(outcomes(3, _fails, "raises"))
-    assert [line for line in said if line] == [
+def test_survivors_learn_who_failed_and_why(tmp_path: Path) -> None:
+    lines = errors(outcomes(3, _fails, "raises", tmp_path))
+    assert [line for line in lines if line] == [
         "shoal.errors.PeerLost: rank 1 failed: ValueError: bad sample"
     ] * 2
 
 
 @pytest.mark.gloo
-def test_a_timeout_names_the_exchange_and_who_is_elsewhere() -> None:
-    said = errors(outcomes(3, _fails, "is slow"))
-    for line in (said[0], said[2]):
-        assert "ExchangeTimeout: exchange 'bucket 0' of step 7 did not end within 2 s" in line
+def test_a_timeout_names_the_exchange_and_who_is_elsewhere(tmp_path: Path) -> None:
+    lines = errors(outcomes(3, _fails, "is slow", tmp_path))
+    for line in (lines[0], lines[2]):
+        assert "ExchangeTimeout: exchange 'bucket 0' of step 7 did not end within 4 s" in line
         assert "rank 1 is missing; rank 1 is computing in step 7" in line
 
 
@@ -327,6 +381,6 @@ def test_an_error_that_is_not_about_peers_is_left_alone() -> None:
     world = join()
     try:
         error = ValueError("shapes")
-        assert alarm.explain(world, error) is error
+        assert explain(world, error) is error
     finally:
         leave(world)

@@ -93,10 +93,10 @@ def test_every_line_is_prefixed_and_arguments_arrive(start: Start) -> None:
 
 
 def test_only_rank_0_is_seen_and_the_others_kept_in_files(start: Start, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    code, out, _ = finish(start("print('I am', rank)", "-n", "2", "--dir", str(kept)))
+    directory = tmp_path / "run"
+    code, out, _ = finish(start("print('I am', rank)", "-n", "2", "--dir", str(directory)))
     assert (code, out) == (0, "I am 0\n")
-    assert (kept / "logs" / "rank-1.log").read_text() == "I am 1\n"
+    assert (directory / "logs" / "rank-1.log").read_text() == "I am 1\n"
 
 
 def test_a_script_that_never_joins_is_told_so(start: Start) -> None:

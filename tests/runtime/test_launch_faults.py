@@ -16,18 +16,19 @@ pytestmark = pytest.mark.gloo
 HEAD = """
 import os, sys, time
 import torch, torch.distributed as dist
-from shoal.runtime import alarm
+from shoal.runtime.world.error_context import explain
+from shoal.runtime.world.failures import progress
 from shoal.runtime.world.join import join
 
 torch.set_num_threads(1)
 world = join()
 
 def reduce(step):
-    alarm.progress(step, "bucket 0")
+    progress(step, "bucket 0")
     try:
         dist.all_reduce(torch.ones(1))
     except Exception as error:
-        raise alarm.explain(world, error) from error
+        raise explain(world, error) from error
 
 reduce(0)
 """
@@ -68,7 +69,8 @@ def test_a_killed_rank_is_named_by_the_others(tmp_path: Path) -> None:
     code, _, err = shoal_run(tmp_path, text, "-n", "2")
     assert code == 137
     assert "rank 1 failed first: killed by SIGKILL" in err
-    assert "then rank 0: exit code 1 (PeerLost: rank 1 died: killed by SIGKILL)" in err
+    assert "then rank 0: " in err  # exit code 1, or on a busy machine the launcher's SIGTERM
+    assert "(PeerLost: rank 1 died: killed by SIGKILL)" in err
 
 
 def test_a_stopped_rank_is_found_by_the_timeout(tmp_path: Path) -> None:
@@ -77,9 +79,9 @@ def test_a_stopped_rank_is_found_by_the_timeout(tmp_path: Path) -> None:
         os.kill(os.getpid(), 19)
     reduce(1)
     """
-    code, _, err = shoal_run(tmp_path, text, "-n", "3", "--timeout", "3")
+    code, _, err = shoal_run(tmp_path, text, "-n", "3", "--timeout", "6")
     assert code == 1
-    assert "exchange 'bucket 0' of step 1 did not end within 3 s: rank 1 is missing" in err
+    assert "exchange 'bucket 0' of step 1 did not end within 6 s: rank 1 is missing" in err
     assert "no sign of life" in err
     assert "then rank 1: stopped by the launcher" in err
 
@@ -127,9 +129,9 @@ def test_launchers_on_two_hosts_meet(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [node.communicate(timeout=200) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert [out for out, _ in said] == [f"[rank {rank}] {rank} of 2 1\n" for rank in range(2)]
+    outputs = [node.communicate(timeout=200) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert [out for out, _ in outputs] == [f"[rank {rank}] {rank} of 2 1\n" for rank in range(2)]
 
 
 def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:
@@ -138,13 +140,13 @@ def test_the_same_script_runs_alone_and_under_torchrun(tmp_path: Path) -> None:
         "import pathlib, sys\n"
         "from shoal.runtime.world.join import join\n"
         "world = join()\n"
-        "said = f'{world.rank} of {world.size} {world.backend}'\n"
-        "pathlib.Path(sys.argv[1], str(world.rank)).write_text(said)\n"  # a pipe may mix lines
+        "text = f'{world.rank} of {world.size} {world.backend}'\n"
+        "pathlib.Path(sys.argv[1], str(world.rank)).write_text(text)\n"  # a pipe may mix lines
     )
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for words, expected in (([], ["0 of 1 none"]), (torchrun, ["0 of 2 shoal", "1 of 2 shoal"])):
-        place = tmp_path / f"said by {len(expected)}"
+        place = tmp_path / f"ranks of {len(expected)}"
         place.mkdir()
         subprocess.run(
             [sys.executable, *words, str(script), str(place)], check=True, timeout=200, env=env

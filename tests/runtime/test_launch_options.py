@@ -11,8 +11,8 @@ import pytest
 from shoal.errors import UsageError
 from shoal.runtime.launcher.launch import LaunchOptions, launch, torchrun_command
 from shoal.runtime.launcher.options import check, most_workers, parse_workers
-from shoal.runtime.launcher.processes import defaults
-from shoal.runtime.launcher.store_host import bind
+from shoal.runtime.launcher.processes import default_environment
+from shoal.runtime.world.interfaces import bind
 
 
 @pytest.fixture
@@ -155,6 +155,6 @@ def test_the_store_is_for_this_machine_alone_unless_hosts_are_given() -> None:
 
 def test_only_what_the_user_has_not_set_gets_a_default() -> None:
     options = LaunchOptions(workers=2)
-    assert int(defaults(options, {})["OMP_NUM_THREADS"]) >= 1
-    assert "OMP_NUM_THREADS" not in defaults(options, {"OMP_NUM_THREADS": "3"})
-    assert "GLOO_SOCKET_IFNAME" not in defaults(replace(options, hosts=("a", "b")), {})
+    assert int(default_environment(options, {})["OMP_NUM_THREADS"]) >= 1
+    assert "OMP_NUM_THREADS" not in default_environment(options, {"OMP_NUM_THREADS": "3"})
+    assert "GLOO_SOCKET_IFNAME" not in default_environment(replace(options, hosts=("a", "b")), {})

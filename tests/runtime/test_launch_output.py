@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
-from shoal.runtime.launcher import guard, report
-from shoal.runtime.launcher import processes as fleet
+from shoal.runtime.launcher import guard, processes, report
 from shoal.runtime.launcher.output import CHUNK_NBYTES, OutputLine
-from shoal.runtime.launcher.processes import Worker, _others, clear_group, spawn
-from shoal.runtime.launcher.report import Death, describe, oom_kills, read_death, signal_name
-from shoal.runtime.world.failures import Failure, leave_for_launcher, read_error_file
+from shoal.runtime.launcher.processes import Worker, clear_group, has_live_members, spawn
+from shoal.runtime.launcher.report import WorkerExit, describe, oom_kills, signal_name
+from shoal.runtime.world.failures import Failure, read_error_file, write_error_file
 from shoal.strategy import parse
 
 
@@ -66,12 +65,12 @@ def raised(rank: int, error: Exception, seconds: float) -> Failure:
 
 
 def test_the_cause_comes_before_its_consequences(tmp_path: Path) -> None:
-    deaths = [
-        Death(worker(tmp_path, 0, 1), raised(0, PeerLost("rank 1 failed"), 1.0)),
-        Death(worker(tmp_path, 2, -15, ended=0.5, stopped=True), None),
-        Death(worker(tmp_path, 1, 1), raised(1, ValueError("bad sample"), 2.0)),
+    exits = [
+        WorkerExit(worker(tmp_path, 0, 1), raised(0, PeerLost("rank 1 failed"), 1.0)),
+        WorkerExit(worker(tmp_path, 2, -15, ended=0.5, stopped=True), None),
+        WorkerExit(worker(tmp_path, 1, 1), raised(1, ValueError("bad sample"), 2.0)),
     ]
-    text = describe(deaths, None).splitlines()
+    text = describe(exits, None).splitlines()
     assert text[0] == "rank 1 failed first: exit code 1"
     assert text[1] == "Traceback bad sample"
     assert text[2:] == [
@@ -81,11 +80,11 @@ def test_the_cause_comes_before_its_consequences(tmp_path: Path) -> None:
 
 
 def test_what_all_say_is_said_once(tmp_path: Path) -> None:
-    deaths = [
-        Death(worker(tmp_path, rank, 1), raised(rank, UsageError("no such name"), rank))
+    exits = [
+        WorkerExit(worker(tmp_path, rank, 1), raised(rank, UsageError("no such name"), rank))
         for rank in range(3)
     ]
-    text = describe(deaths, None).splitlines()
+    text = describe(exits, None).splitlines()
     assert text[1:] == ["Traceback no such name", "the same on rank 1, rank 2"]
 
 
@@ -93,30 +92,31 @@ def test_what_the_script_asked_wrongly_is_shown_at_its_own_line() -> None:
     try:
         parse("no_such_technique")
     except UsageError as error:
-        told = Failure.of(0, error).traceback
-    assert f'File "{__file__}"' in told
-    assert 'parse("no_such_technique")' in told
-    assert "strategy.py" not in told
+        shown = Failure.of(0, error).traceback
+    assert f'File "{__file__}"' in shown
+    assert 'parse("no_such_technique")' in shown
+    assert "strategy.py" not in shown
 
 
 def test_a_silent_worker_shows_the_end_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "rank-1.log"
     log.write_text("one\ntwo\n")
-    text = describe([Death(worker(tmp_path, 1, -9), None)], log)
+    text = describe([WorkerExit(worker(tmp_path, 1, -9), None)], log)
     assert text.splitlines() == ["rank 1 failed first: killed by SIGKILL", "  | one", "  | two"]
 
 
 def test_exit_codes_are_handed_on_as_a_shell_would(tmp_path: Path) -> None:
-    assert Death(worker(tmp_path, 0, 3), None).code == 3
-    assert Death(worker(tmp_path, 0, -9), None).code == 137
+    assert WorkerExit(worker(tmp_path, 0, 3), None).code == 3
+    assert WorkerExit(worker(tmp_path, 0, -9), None).code == 137
     usage = Failure.of(0, UsageError("no"))
-    assert Death(worker(tmp_path, 0, 1), usage).code == 2
+    assert WorkerExit(worker(tmp_path, 0, 1), usage).code == 2
 
 
 def test_a_kill_for_lack_of_memory_is_told_apart(tmp_path: Path) -> None:
-    told = [read_death(worker(tmp_path, 0, code), out_of_memory=True).how for code in (-9, -15, 1)]
-    assert "memory ran out" in told[0]
-    assert told[1:] == ["killed by SIGTERM", "exit code 1"]
+    exits = [WorkerExit.read(worker(tmp_path, 0, c), out_of_memory=True) for c in (-9, -15, 1)]
+    reasons = [ended.reason for ended in exits]
+    assert "memory ran out" in reasons[0]
+    assert reasons[1:] == ["killed by SIGTERM", "exit code 1"]
 
 
 def test_counting_kills_reads_either_kind_of_control_group(
@@ -135,11 +135,11 @@ def test_signals_have_names() -> None:
 
 def test_a_failure_survives_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "error.json"
-    assert not leave_for_launcher(Failure.of(0, ValueError("before")))
+    assert not write_error_file(Failure.of(0, ValueError("before")))
     monkeypatch.setenv("SHOAL_ERROR_FILE", str(path))
     failure = Failure.of(3, LayoutMismatch("lr"))
-    assert leave_for_launcher(failure)
-    assert not leave_for_launcher(Failure.of(3, ValueError("a second one")))
+    assert write_error_file(failure)
+    assert not write_error_file(Failure.of(3, ValueError("a second one")))
     assert read_error_file(path) == failure
     assert isinstance(failure.as_error(), LayoutMismatch)
     path.write_text(json.dumps({"rank": 0}))
@@ -151,30 +151,30 @@ def test_what_a_worker_started_ends_with_it() -> None:
     process = spawn(["-c", code], {}, (None, None))
     process.wait()
     clear_group(process.pid)
-    assert not _others(process.pid)
+    assert not has_live_members(process.pid)
 
 
 def test_the_guard_kills_and_cleans_only_without_a_farewell(tmp_path: Path) -> None:
     sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    kept = tmp_path / "run"
-    kept.mkdir()
+    directory = tmp_path / "run"
+    directory.mkdir()
     try:
-        told = [f"d {kept}\n", f"+{sleeper.pid}\n"]
-        assert guard.watch([*told, "bye\n"]) == 0
-        assert guard.watch([*told, f"-{sleeper.pid}\n", "bye\n"]) == 0
-        assert kept.exists()
+        lines_sent = [f"d {directory}\n", f"+{sleeper.pid}\n"]
+        assert guard.watch([*lines_sent, "bye\n"]) == 0
+        assert guard.watch([*lines_sent, f"-{sleeper.pid}\n", "bye\n"]) == 0
+        assert directory.exists()
         assert sleeper.poll() is None
-        assert guard.watch(told) == 1
+        assert guard.watch(lines_sent) == 1
         assert sleeper.wait() == -signal.SIGKILL
-        assert not kept.exists()
+        assert not directory.exists()
     finally:
         sleeper.kill()
         sleeper.wait()
 
 
 def test_a_guard_that_does_not_hear_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "DISMISS_SECONDS", 0.1)
-    watcher = fleet.Guard(None)
+    monkeypatch.setattr(processes, "DISMISS_SECONDS", 0.1)
+    watcher = processes.GuardProcess(None)
     watcher._process.send_signal(signal.SIGSTOP)
     watcher.dismiss()
     assert watcher._process.returncode == -signal.SIGKILL

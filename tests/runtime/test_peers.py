@@ -17,7 +17,8 @@ from shoal.flow import Pair
 from shoal.runtime.context import RunContext
 from shoal.runtime.remote.pairs import PairWire
 from shoal.runtime.settings import Settings
-from shoal.runtime.world.join import World
+from shoal.runtime.world.env import RankEnv
+from shoal.runtime.world.world import World
 from shoal.testing.processes import outcomes, run_workers
 from shoal.testing.trainer import digits, tiny
 from shoal.timeline.record import NullRecorder
@@ -100,7 +101,8 @@ def test_a_peer_that_dies_is_named() -> None:
 
 
 def wire(rank: int, store: torch.distributed.Store, *shapes: tuple[int, ...]) -> PairWire:
-    world = World(rank, 2, rank, 2, torch.device("cpu"), "none", store, seconds=20.0, workers=2)
+    env = RankEnv(rank, 2, rank, 2, workers=2)
+    world = World(env, torch.device("cpu"), "none", store, seconds=20.0)
     context = RunContext(world, shoal.parse(STRATEGY), Settings(), NullRecorder(rank))
     return PairWire({str(i): torch.zeros(s) for i, s in enumerate(shapes)}, context)
 

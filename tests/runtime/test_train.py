@@ -66,8 +66,8 @@ def test_options_of_loader_and_run_are_told_apart_and_others_refused() -> None:
 def test_the_run_comes_back_finished() -> None:
     model, optimizer = build(Case("auto"))
     run = shoal.train(model, optimizer, data(), loss=nn.functional.cross_entropy, batch_size=14)
-    found = run.evaluate(data(), metrics={"accuracy": shoal.accuracy})
-    assert set(found) == {"loss", "accuracy"}
+    scores = run.evaluate(data(), metrics={"accuracy": shoal.accuracy})
+    assert set(scores) == {"loss", "accuracy"}
     assert run.steps == 2
 
 

@@ -78,9 +78,9 @@ def test_without_the_tools_their_package_is_named(monkeypatch: pytest.MonkeyPatc
     [
         (["zzz"], "one of: down, list, rate, up"),
         (["upp"], "did you mean up"),
-        (["up", "100mbit"], "a rate follows rate"),
-        (["rate"], "a rate follows rate"),
-        (["down", "--hosts", "3"], "on up only"),
+        (["up", "100mbit"], "only the action rate takes a value"),
+        (["rate"], "only the action rate takes a value"),
+        (["down", "--hosts", "3"], "options of up only"),
         (["up", "--hosts", "1"], "2 to 64"),
         (["up", "--rate", "fast"], "100mbit"),
         (["up", "--name", "a/b"], "--name"),

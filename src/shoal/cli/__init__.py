@@ -1,42 +1,77 @@
-"""The ``shoal`` command: one file a subcommand; each loads torch only when it runs."""
+"""The ``shoal`` command: one module for each subcommand; torch is imported only when one runs."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+import typer
 
 from shoal.errors import ShoalError, UnknownName
 
 __all__ = ["main"]
 
 INTERRUPTED = (130, 143)  # by SIGINT, SIGTERM
+# Name and summary. The module of the same name has a function of the same name.
+COMMANDS = {
+    "run": "Train a script on several workers.",
+    "strategies": "List the six axes and all techniques of each.",
+    "explain": "Explain in words what a strategy does in one step.",
+    "doctor": "Check this machine, and say how to fix what is wrong.",
+    "bench": "Measure Shoal against its peers.",
+    "testbed": "Simulate a slow network of several hosts on this machine.",
+}
+FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; an error of ours is one message and its exit code, never a traceback."""
-    from shoal.cli.app import COMMANDS, build
-
+    """Run one command; return its exit code. An error of Shoal prints a message, no traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
-    given, for_script = words[:cut], words[cut + 1 :]
+    ours, for_script = words[:cut], words[cut + 1 :]
     try:
-        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
-            raise UnknownName("command", given[0], COMMANDS)
-        build().main(given, prog_name="shoal", obj=for_script)
+        if ours and not ours[0].startswith("-") and ours[0] not in COMMANDS:
+            raise UnknownName("command", ours[0], COMMANDS)
+        build().main(ours, prog_name="shoal", obj=for_script)
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
-    except SystemExit as end:  # how typer ends: 0, what a command asked for, or 2
+    except SystemExit as end:  # typer always ends with one
         code = end.code if isinstance(end.code, int) else 1
         if argv is None and code in INTERRUPTED:
-            _leave_at_once(code)
+            # All processes are stopped and all files removed: do not wait for torch to unload.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         return code
     return 0
 
 
-def _leave_at_once(code: int) -> None:
-    """Everything is stopped and removed already: do not wait for torch to be taken down."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def build() -> Any:
+    """Build the click group of all commands."""
+    app = typer.Typer(
+        name="shoal",
+        help="Train one model on many machines: every way to do it, described in one line.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True)(_about)
+    for name, summary in COMMANDS.items():
+        function = getattr(importlib.import_module(f"shoal.cli.{name}"), name)
+        settings = FOR_THE_SCRIPT if name == "run" else None
+        app.command(name, short_help=summary, context_settings=settings)(function)
+    return typer.main.get_command(app)
+
+
+def _about(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit."),
+) -> None:
+    if version:
+        from shoal import __version__
+
+        typer.echo(f"shoal {__version__}")
+        raise typer.Exit

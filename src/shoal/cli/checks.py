@@ -1,4 +1,4 @@
-"""What ``shoal doctor`` looks at: one small function a fact of the machine."""
+"""The checks of ``shoal doctor``: one small function for each fact about the machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from typing import Literal, NamedTuple
 from shoal.cores import usable_cores
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import most_workers
-from shoal.runtime.launcher.store_host import bind
-from shoal.runtime.world.interfaces import IFNAME, gloo_choice, is_loopback
+from shoal.runtime.world.interfaces import IFNAME, bind, gloo_choice, is_loopback
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
@@ -29,72 +28,72 @@ FILES_PER_WORKER = 16
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """One line of the report: what was checked, its status, the fact, and how to fix it."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
-    found: str
+    fact: str
     fix: str = ""
 
 
 def examine(workers: int) -> list[Finding]:
-    """All findings, for so many workers; a check that itself breaks is a finding too."""
+    """Run all checks for a number of workers; a check that raises is a failed finding."""
     findings = []
     for check in CHECKS:
         name = check.__name__.replace("_", " ")
         try:
             findings.append(check(name, workers))
-        except Exception as error:  # a report with a hole is worse than one that says so
+        except Exception as error:  # one broken check must not hide the others
             findings.append(Finding(name, "fail", f"could not be checked: {error}"))
     return findings
 
 
 def python(name: str, workers: int) -> Finding:
-    """The interpreter."""
-    found = f"{platform.python_version()} at {sys.executable}"
+    """Check the version of the interpreter."""
+    fact = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < OLDEST_PYTHON:
-        return Finding(name, "fail", found, "install Python 3.10 or newer")
-    return Finding(name, "ok", found)
+        return Finding(name, "fail", fact, "install Python 3.10 or newer")
+    return Finding(name, "ok", fact)
 
 
 def torch(name: str, workers: int) -> Finding:
-    """Its version, and what it was built for."""
+    """Check the version of torch, and count the GPUs that it sees."""
     try:
         import torch
     except ImportError as error:
         return Finding(name, "fail", str(error), "pip install 'torch>=2.10'")
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = f"{torch.__version__}, {cards} GPU{'' if cards == 1 else 's'}"
-    return torch_version(name, str(torch.__version__), found)
+    fact = f"{torch.__version__}, {cards} GPU{'' if cards == 1 else 's'}"
+    return torch_version(name, str(torch.__version__), fact)
 
 
-def torch_version(name: str, version: str, found: str) -> Finding:
-    """Whether a version is new enough."""
+def torch_version(name: str, version: str, fact: str) -> Finding:
+    """Check that a version of torch is new enough."""
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < OLDEST_TORCH:
-        return Finding(name, "fail", found, "pip install --upgrade 'torch>=2.10'")
-    return Finding(name, "ok", found)
+        return Finding(name, "fail", fact, "pip install --upgrade 'torch>=2.10'")
+    return Finding(name, "ok", fact)
 
 
 def backends(name: str, workers: int) -> Finding:
-    """What can carry bytes between processes."""
+    """Check which communication backends torch has."""
     import torch
     import torch.distributed as dist
 
     if not dist.is_available():
-        return Finding(name, "fail", "torch.distributed is not built in", "install another torch")
-    there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
-    there["mpi"] = dist.is_mpi_available()
-    found = ", ".join(f"{key} {'yes' if value else 'no'}" for key, value in there.items())
-    if not there["gloo"]:
-        return Finding(name, "fail", found, "install a torch built with gloo")
-    if torch.cuda.is_available() and not there["nccl"]:
-        return Finding(name, "warn", found, "GPUs without nccl: install the CUDA build of torch")
-    return Finding(name, "ok", found)
+        return Finding(name, "fail", "torch has no torch.distributed", "install another torch")
+    available = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    available["mpi"] = dist.is_mpi_available()
+    fact = ", ".join(f"{key} {'yes' if value else 'no'}" for key, value in available.items())
+    if not available["gloo"]:
+        return Finding(name, "fail", fact, "install a torch built with gloo")
+    if torch.cuda.is_available() and not available["nccl"]:
+        return Finding(name, "warn", fact, "GPUs without nccl: install the CUDA build of torch")
+    return Finding(name, "ok", fact)
 
 
 def shoal_backend(name: str, workers: int) -> Finding:
-    """Whether workers of this machine can share memory, and read each other's."""
+    """Check that workers of this machine can share memory, and read each other's."""
     from shoal.wire.shm.memory import segment
     from shoal.wire.shm.memory.cma import LEAST, NEVER, Token, finds, least_nbytes
 
@@ -110,27 +109,27 @@ def shoal_backend(name: str, workers: int) -> Finding:
             os._exit(0 if finds(parent, token.card) else 1)
         os._exit(1)
     _, code = os.waitpid(child, 0)
-    place = f"a file in {Path(offer.path).parent}" if offer.linked else "an anonymous file"
+    medium = f"a file in {Path(offer.path).parent}" if offer.linked else "an anonymous file"
     if least_nbytes() == NEVER:
-        reading = f"{LEAST} forbids workers to read each other's"
+        reading = f"{LEAST} forbids workers to read each other's memory"
     else:
-        reading = f"workers {'can' if code == 0 else 'cannot'} read each other's"
-    return Finding(name, "ok", f"memory is shared by {place}; {reading}")
+        reading = f"workers {'can' if code == 0 else 'cannot'} read each other's memory"
+    return Finding(name, "ok", f"memory is shared by {medium}; {reading}")
 
 
 def cores(name: str, workers: int) -> Finding:
-    """Against the number of workers."""
+    """Compare the number of workers with the cores."""
     usable = usable_cores()
-    found = f"{usable} usable for {workers} worker{'' if workers == 1 else 's'}"
+    fact = f"{usable} usable for {workers} worker{'' if workers == 1 else 's'}"
     if workers > most_workers():
-        return Finding(name, "fail", found, f"at most {most_workers()} here, or --oversubscribe")
+        return Finding(name, "fail", fact, f"at most {most_workers()} here, or --oversubscribe")
     if workers > usable:
-        return Finding(name, "warn", found, f"workers will share cores: use -n {usable}")
-    return Finding(name, "ok", found)
+        return Finding(name, "warn", fact, f"workers will share cores; use -n {usable}")
+    return Finding(name, "ok", fact)
 
 
 def omp_threads(name: str, workers: int) -> Finding:
-    """Threads of all workers together against the cores."""
+    """Compare the threads of all workers together with the cores."""
     count = usable_cores()
     text = os.environ.get("OMP_NUM_THREADS", "")
     if not text:
@@ -140,37 +139,37 @@ def omp_threads(name: str, workers: int) -> Finding:
     if not text.isdigit() or int(text) < 1:
         return Finding(name, "fail", f"OMP_NUM_THREADS={text!r}", "unset OMP_NUM_THREADS")
     if int(text) * workers > count:
-        found = f"{text} threads x {workers} workers on {count} cores"
-        return Finding(name, "warn", found, f"export OMP_NUM_THREADS={max(1, count // workers)}")
+        fact = f"{text} threads x {workers} workers on {count} cores"
+        return Finding(name, "warn", fact, f"export OMP_NUM_THREADS={max(1, count // workers)}")
     return Finding(name, "ok", f"OMP_NUM_THREADS={text}")
 
 
 def shared_memory(name: str, workers: int) -> Finding:
-    """Room in /dev/shm, where data loaders hand over batches."""
-    place = Path("/dev/shm")
-    if not place.is_dir():
+    """Check for free space in /dev/shm, where data loaders pass batches."""
+    directory = Path("/dev/shm")
+    if not directory.is_dir():
         return Finding(name, "ok", "no /dev/shm on this system")
-    free, need = shutil.disk_usage(place).free, SHM_NBYTES * workers
-    found = f"{size(free)} free in /dev/shm"
+    free, need = shutil.disk_usage(directory).free, SHM_NBYTES * workers
+    fact = f"{size(free)} free in /dev/shm"
     if free < need:
         fix = f"data loaders need about {size(need)}: docker run --shm-size=1g, or processes=0"
-        return Finding(name, "warn", found, fix)
-    return Finding(name, "ok", found)
+        return Finding(name, "warn", fact, fix)
+    return Finding(name, "ok", fact)
 
 
 def open_files(name: str, workers: int) -> Finding:
-    """Every pair of workers holds sockets, every data loader pipes."""
+    """Check the limit of open files: workers need sockets, data loaders need pipes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = FILES_BASE + FILES_PER_WORKER * workers
-    found = f"{soft} of at most {hard}" if soft != resource.RLIM_INFINITY else "without limit"
+    fact = f"{soft} of at most {hard}" if soft != resource.RLIM_INFINITY else "without limit"
     if soft != resource.RLIM_INFINITY and soft < need:
         status: Literal["warn", "fail"] = "fail" if soft < FILES_BASE else "warn"
-        return Finding(name, status, found, f"ulimit -n {max(need, 1024)}")
-    return Finding(name, "ok", found)
+        return Finding(name, status, fact, f"ulimit -n {max(need, 1024)}")
+    return Finding(name, "ok", fact)
 
 
 def ports(name: str, workers: int) -> Finding:
-    """Whether workers can meet on loopback."""
+    """Check that the store can listen on loopback."""
     try:
         with bind(0, everywhere=False) as listener:
             return Finding(name, "ok", f"can listen on 127.0.0.1:{listener.getsockname()[1]}")
@@ -179,56 +178,58 @@ def ports(name: str, workers: int) -> Finding:
 
 
 def clock(name: str, workers: int) -> Finding:
-    """Timeouts count on the monotonic clock, file names on the wall clock."""
+    """Check the monotonic clock, which timeouts use, and the wall clock, which file names use."""
     wall, steady = time.time(), time.monotonic()
     time.sleep(0.05)
     wall, steady = time.time() - wall, time.monotonic() - steady
-    found = f"monotonic and wall clock differ by {abs(wall - steady) * 1e3:.1f} ms in 50 ms"
+    fact = f"the monotonic and the wall clock differ by {abs(wall - steady) * 1e3:.1f} ms in 50 ms"
     if steady <= 0 or steady > 5:
-        return Finding(name, "fail", found, "the monotonic clock is wrong: is time being faked?")
+        return Finding(name, "fail", fact, "the monotonic clock is wrong: is time being faked?")
     if abs(wall - steady) > 0.02:
-        return Finding(name, "warn", found, "the wall clock is being set: check NTP")
+        return Finding(name, "warn", fact, "the wall clock is being set: check NTP")
     if time.gmtime().tm_year < 2025:
         return Finding(name, "warn", f"the year is {time.gmtime().tm_year}", "set the clock")
-    return Finding(name, "ok", found)
+    return Finding(name, "ok", fact)
 
 
 def network(name: str, workers: int) -> Finding:
-    """The interface gloo takes when several machines train together."""
+    """Check which interface gloo would use to reach other machines."""
     try:
         choice = gloo_choice()
     except UsageError as error:
         return Finding(name, "fail", str(error), f"unset {IFNAME}, or name an interface")
     if is_loopback(choice) or choice in ("lo", "lo0"):
-        found = f"gloo would use {choice}: fine on one machine, unreachable from others"
-        return Finding(name, "warn", found, f"for several machines: export {IFNAME}=eth0")
+        fact = f"gloo would use {choice}: fine on one machine, unreachable from others"
+        return Finding(name, "warn", fact, f"for several machines: export {IFNAME}=eth0")
     return Finding(name, "ok", f"gloo would use {choice}")
 
 
 def disk(name: str, workers: int) -> Finding:
-    """Room for checkpoints where one stands."""
+    """Check for space for checkpoints in the current directory."""
     here = Path.cwd()
     free = shutil.disk_usage(here).free
-    found = f"{size(free)} free in {here}"
+    fact = f"{size(free)} free in {here}"
     if not os.access(here, os.W_OK):
         return Finding(name, "warn", f"{here} cannot be written", "use --dir and --checkpoint")
     if free < DISK_NBYTES:
-        return Finding(name, "warn", found, "checkpoints may not fit: free some, or --checkpoint")
-    return Finding(name, "ok", found)
+        return Finding(
+            name, "warn", fact, "checkpoints may not fit: free some space, or use --checkpoint"
+        )
+    return Finding(name, "ok", fact)
 
 
 def temporary_files(name: str, workers: int) -> Finding:
-    """Whether the launcher has a place for its own."""
+    """Check that the launcher can write temporary files."""
     try:
         with tempfile.TemporaryDirectory(prefix="shoal-") as directory:
             Path(directory, "trial").write_bytes(b"\0" * 4096)
     except OSError as error:
-        return Finding(name, "fail", str(error), "set TMPDIR to a directory with room")
+        return Finding(name, "fail", str(error), "set TMPDIR to a directory with free space")
     return Finding(name, "ok", f"{tempfile.gettempdir()} can be written")
 
 
 def size(nbytes: float) -> str:
-    """In words.
+    """Return a number of bytes in a readable unit.
 
     >>> size(3 << 30)
     '3.0 GiB'

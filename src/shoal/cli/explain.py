@@ -9,14 +9,14 @@ import typer
 
 
 def explain(
-    strategy: str = typer.Argument(..., help="As given to shoal run --strategy."),
-    workers: str = typer.Option("4", "-n", "--workers", help="For how many workers."),
-    json: bool = typer.Option(False, "--json", help="For programs."),
+    strategy: str = typer.Argument(..., help="A strategy, as in shoal run --strategy."),
+    workers: str = typer.Option("4", "-n", "--workers", help="The number of workers."),
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Say in words what a strategy does in one step, what is sent, and what speaks against it."""
-    from shoal.explain import explain as explained
+    """Explain what a strategy does in one step, what it sends, and what to beware of."""
+    from shoal.explain import explain as explain_strategy
     from shoal.runtime.launcher.options import parse_workers
     from shoal.strategy import parse
 
-    made = explained(parse(strategy), parse_workers(workers))
-    typer.echo(jsonlib.dumps(asdict(made), indent=2) if json else str(made))
+    explanation = explain_strategy(parse(strategy), parse_workers(workers))
+    typer.echo(jsonlib.dumps(asdict(explanation), indent=2) if json else str(explanation))

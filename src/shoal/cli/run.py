@@ -14,8 +14,6 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.runtime.launcher.options import LaunchOptions
-    from shoal.strategy import Strategy
-    from shoal.testbed.plan import Plan
 
 TABLE_COLUMNS = 120
 
@@ -25,19 +23,17 @@ def run(
     script: str = typer.Argument(..., help="The training script."),
     workers: str = typer.Option("1", "-n", "--workers", help="Workers on this machine."),
     strategy: str | None = typer.Option(None, "--strategy", "-s", help="How to train, in a line."),
-    backend: str | None = typer.Option(None, help="gloo, nccl or shoal; see docs."),
-    output: str = typer.Option("main", help="main: rank 0's output; all: everybody's, prefixed."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint."),
-    checkpoint: Path | None = typer.Option(None, help="Directory of checkpoints."),
-    max_restarts: int = typer.Option(0, help="Start again that often after a failure."),
-    timeout: float | None = typer.Option(None, help="Seconds an exchange may take."),
+    backend: str | None = typer.Option(None, help="gloo, nccl or shoal; see the docs."),
+    output: str = typer.Option("main", help="main: rank 0; all: all ranks, prefixed."),
+    resume: bool = typer.Option(False, "--resume", help="Resume from the last checkpoint."),
+    checkpoint: Path | None = typer.Option(None, help="The directory of the checkpoints."),
+    max_restarts: int = typer.Option(0, help="How often to restart after a failure."),
+    timeout: float | None = typer.Option(None, help="How many seconds an exchange may take."),
     directory: Path | None = typer.Option(None, "--dir", help="Keep logs and timelines here."),
-    hosts: str | None = typer.Option(
-        None, help="All machines, a,b: run this on each. Or: testbed."
-    ),
-    node_rank: int = typer.Option(0, help="Which of the hosts this is."),
-    master: str | None = typer.Option(None, help="host:port where they meet; on the first host."),
-    port: int = typer.Option(0, help="Port to meet at on one machine; 0 takes any."),
+    hosts: str | None = typer.Option(None, help="All machines, a,b: run this on each; or testbed."),
+    node_rank: int = typer.Option(0, help="The index of this machine in --hosts."),
+    master: str | None = typer.Option(None, help="host:port of the store, on the first host."),
+    port: int = typer.Option(0, help="The port of the store, on one machine; 0: any."),
     oversubscribe: bool = typer.Option(False, "--oversubscribe", help="Any number of workers."),
 ) -> None:
     """Train SCRIPT on several workers. Flags for the script itself come after `--`."""
@@ -48,45 +44,41 @@ def run(
     options = LaunchOptions(
         workers=parse_workers(workers), backend=backend, output=output,
         strategy=strategy, resume=resume, checkpoint=checkpoint, max_restarts=max_restarts,
-        timeout_seconds=timeout, directory=directory, hosts=split_hosts(hosts),
+        timeout_seconds=timeout, directory=directory,
+        hosts=tuple(name.strip() for name in hosts.split(",")) if hosts else (),
         node_rank=node_rank, master=master, port=port, oversubscribe=oversubscribe,
-        after=lambda found: show_timeline(found, directory),
+        after=lambda run_directory: show_timeline(run_directory, directory),
     )  # fmt: skip
     raise typer.Exit(start(command, options))
 
 
 def start(command: list[str], options: LaunchOptions) -> int:
-    """Check what can be checked here, then launch: here, or on each host of a testbed."""
+    """Check the options, then launch on this machine or on each host of a testbed."""
     from shoal.runtime.launcher.launch import launch
     from shoal.runtime.launcher.options import check
+    from shoal.testbed.launching import launch_on, named
 
-    bed = testbed_named(options.hosts)
+    bed = named(options.hosts)
     if bed is not None:
-        # its hosts check the rest, each where it is; here only what is the same on all of them
+        # Each host of the testbed checks its own --hosts options.
         options = replace(options, hosts=())
-    check(command, options)  # what is cheap to refuse comes before torch is loaded
+    check(command, options)  # before torch is imported, so that a typing error is refused at once
     if options.strategy is not None:
+        from shoal.rules import Facts
+        from shoal.strategy import parse
+
         ranks = options.workers * (len(bed.hosts) if bed else options.nodes)
-        plan = read_strategy(options.strategy, ranks)
-        death = plan.coordination.on_death  # what a worker's death means is the strategy's to say
-        servers = plan.coordination.servers if ranks > 1 else 0  # one needs none
+        plan = parse(options.strategy).bind(Facts(ranks=ranks))
+        death = plan.coordination.on_death  # the strategy decides what a worker's death means
+        servers = plan.coordination.servers if ranks > 1 else 0  # one worker needs none
         options = replace(options, servers=servers, on_death=death)
     if bed is None:
         return launch(command, options)
-    from shoal.testbed.launching import launch_on
-
     return launch_on(bed, command, options)
 
 
-def testbed_named(hosts: tuple[str, ...]) -> Plan | None:
-    """The testbed that --hosts names, if it does; see ``shoal testbed``."""
-    from shoal.testbed.launching import named
-
-    return named(hosts)
-
-
 def refuse_mistyped(context: typer.Context) -> None:
-    """An unknown option that looks like one of ours is a slip, not the script's."""
+    """Refuse an unknown option that looks like one of ours: it is hardly meant for the script."""
     known = [name for parameter in context.command.params for name in parameter.opts]
     for word in context.args:
         name = word.split("=")[0]
@@ -98,28 +90,20 @@ def refuse_mistyped(context: typer.Context) -> None:
             )
 
 
-def split_hosts(text: str | None) -> tuple[str, ...]:
-    """``a,b`` as typed."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
+def show_timeline(spans: Path, directory: Path | None) -> None:
+    """Print how the run spent its time, and write the timeline's files.
 
-
-def read_strategy(text: str, workers: int) -> Strategy:
-    """The strategy, checked against the number of workers."""
-    from shoal.rules import Facts
-    from shoal.strategy import parse
-
-    return parse(text).bind(Facts(ranks=workers))
-
-
-def show_timeline(found: Path, directory: Path | None) -> None:
-    """Say where the time went, and leave the pages where they can be opened."""
-    if not any(found.glob("spans-*.jsonl")):
+    Args:
+        spans: the directory with the spans of all workers.
+        directory: where to write; None: a new directory below ``shoal-runs``.
+    """
+    if not any(spans.glob("spans-*.jsonl")):
         return
     from rich.console import Console
 
     from shoal.timeline import collect, plain_table, rich_table, write_page, write_trace
 
-    timeline = collect(found)
+    timeline = collect(spans)
     target = directory or Path("shoal-runs", time.strftime("%Y%m%d-%H%M%S"))
     console = Console()
     if console.width >= TABLE_COLUMNS:
@@ -131,7 +115,7 @@ def show_timeline(found: Path, directory: Path | None) -> None:
         write_page(timeline, target / "timeline.html")
         write_trace(timeline, target / "timeline.json")
     except OSError as error:
-        console.print(f"the timeline could not be kept in {target}: {error}", soft_wrap=True)
+        console.print(f"the timeline could not be written to {target}: {error}", soft_wrap=True)
         return
     console.print(
         f"timeline: {target / 'timeline.html'} (a page); "

@@ -1,4 +1,4 @@
-"""``shoal strategies``: the six axes and every answer, with its one line and its paper."""
+"""``shoal strategies``: list the techniques of the six axes, each with a line and its paper."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import typer
 
 
 def strategies(
-    axis: str = typer.Argument("", metavar="[AXIS]", help="Only this question."),
-    json: bool = typer.Option(False, "--json", help="For programs."),
+    axis: str = typer.Argument("", metavar="[AXIS]", help="List only this axis."),
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List the six axes and every answer to them."""
+    """List the six axes and all techniques of each."""
     from shoal.axes import AXES, QUESTIONS, catalogue
     from shoal.errors import UnknownName
 
@@ -27,8 +27,8 @@ def strategies(
     console = Console()
     for name in dict.fromkeys(member.axis for member in members):
         table = Table(title=f"{name}: {QUESTIONS[name]}", title_justify="left", expand=True)
-        table.add_column("answer", style="bold", no_wrap=True)
-        table.add_column("in a line", ratio=3)
+        table.add_column("technique", style="bold", no_wrap=True)
+        table.add_column("what it does", ratio=3)
         table.add_column("paper", ratio=2, style="dim")
         for member in members:
             if member.axis == name:

@@ -4,82 +4,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import typer
 
 from shoal.errors import UnknownName, UsageError
 
+ACTIONS = ("up", "down", "rate", "list")
 DEFAULT_HOSTS, DEFAULT_RATE = 4, "1gbit"
 
 
 def testbed(
     action: str = typer.Argument(..., metavar="up|down|rate|list", help="What to do."),
-    value: str = typer.Argument("", metavar="[RATE]", help="For rate: the new one, as 100mbit."),
+    value: str = typer.Argument("", metavar="[RATE]", help="For rate: the new rate, as 100mbit."),
     hosts: int | None = typer.Option(None, help="For up: how many hosts. [default: 4]"),
-    rate: str | None = typer.Option(None, help="For up: of a host each way. [default: 1gbit]"),
-    name: str = typer.Option("testbed", help="Which testbed, where there are several."),
+    rate: str | None = typer.Option(None, help="For up: of each host. [default: 1gbit]"),
+    name: str = typer.Option("testbed", help="The name of the testbed, if there are several."),
 ) -> None:
-    """Make a slow network of several hosts on this machine (root, Linux), change it, remove it.
+    """Simulate a slow network of several hosts on this machine (root, Linux).
 
     `shoal run train.py --hosts testbed` then trains on its hosts.
     """
     if action not in ACTIONS:
         raise UnknownName("action", action, ACTIONS)
     if action != "up" and (hosts is not None or rate is not None):
-        raise UsageError(f"shoal testbed {action}: --hosts and --rate have an effect on up only")
+        raise UsageError(f"shoal testbed {action}: --hosts and --rate are options of up only")
     if (action == "rate") != bool(value):
-        raise UsageError(f"shoal testbed {action} {value}: a rate follows rate, and nothing else")
+        why = "only the action rate takes a value, as in rate 100mbit"
+        raise UsageError(f"shoal testbed {action} {value}: {why}")
+    from shoal import testbed as beds
+
     if action == "up":
         _up(DEFAULT_HOSTS if hosts is None else hosts, rate or DEFAULT_RATE, name)
+    elif action == "down":
+        typer.echo(f"removed testbed {name} of {len(beds.down(name).plan.hosts)} hosts")
+    elif action == "rate":
+        count = len(beds.limit(value, name).plan.hosts)
+        typer.echo(f"testbed {name}: {value} from and to each of {count} hosts")
     else:
-        ACTIONS[action](value, name)
+        _list()
 
 
 def _up(hosts: int, rate: str, name: str) -> None:
     from shoal.testbed import plan, up
 
-    made = up(plan(hosts, rate, name)).plan
-    width = max(len(host.namespace) for host in made.hosts)
-    for host in made.hosts:
+    bed = up(plan(hosts, rate, name)).plan
+    width = max(len(host.namespace) for host in bed.hosts)
+    for host in bed.hosts:
         typer.echo(f"{host.name:8}{host.address:14}ip netns exec {host.namespace:{width}} COMMAND")
     typer.echo(
-        f"{rate} from and to each host; bandwidth only: delay and loss would need netem, which not "
-        f"every kernel has\n"
+        f"{rate} from and to each host; only the bandwidth is limited: delay and loss would need "
+        f"netem, which not every kernel has\n"
         f"train on them: shoal run train.py --hosts {name}\n"
         f"remove them:   shoal testbed down{'' if name == 'testbed' else f' --name {name}'}"
     )
 
 
-def _down(_: str, name: str) -> None:
-    from shoal.testbed import down
-
-    typer.echo(f"removed testbed {name} of {len(down(name).plan.hosts)} hosts")
-
-
-def _rate(value: str, name: str) -> None:
-    from shoal.testbed import limit
-
-    made = limit(value, name).plan
-    typer.echo(f"testbed {name}: {value} from and to each of {len(made.hosts)} hosts")
-
-
-def _list(_: str, __: str) -> None:
+def _list() -> None:
     from shoal.testbed import records
     from shoal.testbed.network import describe
 
-    found = records()
-    for record in found:
-        state = "left behind by a dead process; the next `up` removes it" if record.stale else ""
-        held = f"of process {record.owner.partition(' ')[0]}" if record.owner else ""
-        typer.echo(f"{record.plan.name}: {describe(record.plan)} {state or held}".rstrip())
-    if not found:
+    testbeds = records()
+    for record in testbeds:
+        owner = f"of process {record.owner.partition(' ')[0]}" if record.owner else ""
+        if record.stale:
+            owner = "left behind by a dead process; the next `up` removes it"
+        typer.echo(f"{record.plan.name}: {describe(record.plan)} {owner}".rstrip())
+    if not testbeds:
         typer.echo("no testbed is up; `shoal testbed up` makes one")
-
-
-ACTIONS: dict[str, Callable[[str, str], None]] = {
-    "up": lambda _, __: None,  # takes more, see above
-    "down": _down,
-    "rate": _rate,
-    "list": _list,
-}

@@ -33,7 +33,8 @@ from shoal.runtime.run import Run
 from shoal.runtime.settings import Settings
 from shoal.runtime.step.batches import RunLoader
 from shoal.runtime.step.stats import Step
-from shoal.runtime.world.join import World
+from shoal.runtime.world.env import RankEnv
+from shoal.runtime.world.world import World
 from shoal.samples.batch import move
 from shoal.strategy import Strategy
 from shoal.timeline.record import NullRecorder
@@ -137,7 +138,7 @@ class StandIn(Run):
 
 def stand_in(models: Any, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
     """What ``distribute`` gives a script that is captured."""
-    world = World(0, 1, 0, 1, META, "none", None)
+    world = World(RankEnv(), META, "none")
     run = StandIn({}, loss=loss, context=RunContext(world, strategy, settings, NullRecorder()))
     run.models = models
     return run

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shoal.runtime.settings import Settings
 from shoal.runtime.world import env
-from shoal.runtime.world.join import World
+from shoal.runtime.world.world import World
 from shoal.samples.order import DataShard
 from shoal.strategy import Strategy
 from shoal.timeline.record import Recorder

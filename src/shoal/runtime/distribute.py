@@ -25,7 +25,8 @@ from shoal.runtime.step.replica import Replica
 from shoal.runtime.validate import Models, check_loss, needs_closure, read_models
 from shoal.runtime.wires import wire
 from shoal.runtime.world import env
-from shoal.runtime.world.join import World, agree_layout, join, leave
+from shoal.runtime.world.join import agree_layout, join, leave
+from shoal.runtime.world.world import World
 from shoal.strategy import AUTO, Strategy, parse
 from shoal.timeline.record import NullRecorder, Recorder
 

@@ -1,4 +1,4 @@
-"""What a run is told besides its strategy."""
+"""The options of a run besides its strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.errors import BadArgument, UnknownName
 from shoal.loggers import Logger
 from shoal.notation import is_number
 from shoal.runtime.launcher.options import BACKENDS, unusable
-from shoal.runtime.world import env as contract
+from shoal.runtime.world.env import CHECKPOINT
 
 
 class RunOptions(TypedDict, total=False):
@@ -34,24 +34,25 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run goes about its steps.
+    """The options of a run, checked.
 
     Args:
-        accumulate: micro-batches a step; their gradients add up before the exchange.
-        clip: largest global norm of the agreed gradient (after decompression, before the update).
-        nonfinite: what a NaN or inf does. "stop" (default) checks the loss every step, and the
-            gradient where ``clip`` is set, and ends the run; "skip" checks both, every step, and
-            all workers leave the step out. Early updates (priority) look at losses only.
-        backend: gloo, nccl or shoal (CPU, inside a host); None: the first that serves of nccl,
-            shoal where all workers share a host, and gloo.
-        timeout: seconds an exchange may take before it is given up and the missing rank named.
-        checkpoint: directory that receives a checkpoint every ``every`` steps, and at the end.
-        every: steps between them.
-        keep: how many checkpoints stay.
-        timeline: record spans.
-        logger: receives ``log(metrics, step)`` on the main worker.
-        stateful: what else to save and restore, by name: schedulers, averages, anything with
-            ``state_dict`` and ``load_state_dict``.
+        accumulate: micro-batches per step; their gradients add up before the exchange.
+        clip: largest global norm of the averaged gradient (after decompression, before the
+            update).
+        nonfinite: what to do about a NaN or inf. "stop" (default) checks the loss in every step,
+            and the gradient where ``clip`` is set, and ends the run; "skip" checks both in every
+            step, and all workers skip the step. Early updates (priority) check losses only.
+        backend: gloo, nccl or shoal (CPU, inside a host); None: nccl where every worker has a GPU,
+            else shoal where all workers share a host, else gloo.
+        timeout: seconds an exchange may take; then an error names the missing rank.
+        checkpoint: directory to which a checkpoint is written every ``every`` steps and at the end.
+        every: steps between checkpoints.
+        keep: how many checkpoints to keep.
+        timeline: whether to record spans.
+        logger: its ``log(metrics, step)`` is called on the main worker.
+        stateful: further objects to save and restore, by name: schedulers, averages, anything
+            with ``state_dict`` and ``load_state_dict``.
     """
 
     accumulate: int = 1
@@ -73,7 +74,7 @@ class Settings:
                 raise BadArgument(f"{name}={value!r}", "a whole number >= 1")
         for name in ("clip", "timeout"):
             value = getattr(self, name)
-            if value is not None and not _positive(value):
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
                 raise BadArgument(f"{name}={value!r}", "a positive, finite number, or None")
         if self.nonfinite not in ("stop", "skip"):
             raise UnknownName("nonfinite policy", str(self.nonfinite), ("stop", "skip"))
@@ -87,36 +88,31 @@ class Settings:
 
     @classmethod
     def named(cls, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-        """From keyword arguments; an unknown one is refused with the nearest names.
+        """Make settings from keyword arguments; an unknown name raises with the nearest names.
 
-        The command line (``--checkpoint``) wins over the script.
+        ``--checkpoint`` of the command line wins over the script.
         """
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
                 raise UnknownName("option of distribute", name, known)
-        directory = environ.get(contract.CHECKPOINT)
+        directory = environ.get(CHECKPOINT)
         return cls(**{**options, "checkpoint": directory} if directory else options)
 
 
-def _check_stateful(given: object) -> None:
-    if not isinstance(given, Mapping):
-        raise BadArgument(f"stateful={given!r}", "a dict: {'scheduler': scheduler}")
-    for name, held in given.items():
-        for verb in ("state_dict", "load_state_dict"):
-            if not callable(getattr(held, verb, None)):
-                raise BadArgument(
-                    f"stateful={{{name!r}: {type(held).__name__}}}", f"it has no {verb}()"
-                )
+def _check_stateful(stateful: object) -> None:
+    if not isinstance(stateful, Mapping):
+        raise BadArgument(f"stateful={stateful!r}", "a dict: {'scheduler': scheduler}")
+    for name, value in stateful.items():
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(value, method, None)):
+                kind = type(value).__name__
+                raise BadArgument(f"stateful={{{name!r}: {kind}}}", f"it has no {method}()")
 
 
-def _positive(value: object) -> bool:
-    return is_number(value) and 0 < value < math.inf
-
-
-def _check_directory(given: object) -> None:
-    """Now, rather than when the first checkpoint is due."""
-    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise BadArgument(f"checkpoint={given!r}", "the path of a directory, or None")
-    if why := unusable(Path(given)):
-        raise BadArgument(f"checkpoint={os.fspath(given)!r}", f"{why}; choose another directory")
+def _check_directory(path: object) -> None:
+    """Check that checkpoints can be written, before the first one is due."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise BadArgument(f"checkpoint={path!r}", "the path of a directory, or None")
+    if why := unusable(Path(path)):
+        raise BadArgument(f"checkpoint={os.fspath(path)!r}", f"{why}; choose another directory")

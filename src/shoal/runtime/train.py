@@ -1,10 +1,11 @@
-"""``shoal.train``: for those who want no loop."""
+"""``shoal.train``: train a model without writing the loop."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -43,64 +44,50 @@ def train(
         model: the model.
         optimizer: over its parameters.
         dataset: map-style or iterable.
-        loss: ``(output, target) -> scalar``; None takes the model's own.
+        loss: ``(output, target) -> scalar``; None: the model returns its loss.
         batch_size: of all workers together.
-        strategy: what to do; None takes the command line's, or ``auto``.
-        options: of the loader (epochs, seed, ...) and of ``distribute`` (clip, checkpoint, ...).
+        strategy: how to train; None: that of the command line, or ``auto``.
+        options: those of the loader (epochs, seed, ...) and of ``distribute`` (clip, ...).
     """
     for name in options:
         if name not in OPTIONS:
             raise UnknownName("option of train", name, OPTIONS)
-    feeding = {key: options.pop(key) for key in LOADER if key in options}
+    loader_options = {key: options.pop(key) for key in LOADER if key in options}
     run = distribute(model, optimizer, loss=loss, strategy=strategy, **options)
     with run:
-        feed = run.loader(dataset, batch_size, **feeding)
-        with progress(run, feed) as show:
-            for batch in feed:
+        loader = run.loader(dataset, batch_size, **loader_options)
+        with progress(run, loader) as show:
+            for batch in loader:
                 show(run.step(batch))
     return run
 
 
-class progress:
-    """A live bar on the main worker's terminal; silent elsewhere.
+@contextmanager
+def progress(run: Run, feed: RunLoader) -> Iterator[Callable[[Step], None]]:
+    """Show a progress bar on the main worker's terminal; nothing on other workers.
 
     ``with progress(run, feed) as show: ... show(step)``.
     """
+    if not (run.is_main and sys.stderr.isatty()):
+        yield lambda step: None  # reading step.samples would wait for all workers
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
 
-    def __init__(self, run: Run, feed: RunLoader) -> None:
-        self._run = run
-        self._feed = feed
-        self._bar: Any = None
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[stats]}"), Left())
+    total: int | None = None
+    with suppress(TypeError):  # an iterable dataset has no length
+        total = len(feed)
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, completed=run.steps, stats="")
+        start, samples = time.perf_counter(), 0
 
-    def __enter__(self) -> Callable[[Step], None]:
-        if self._run.is_main and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            from rich.progress import TimeRemainingColumn as Left
+        def show(step: Step) -> None:
+            nonlocal samples
+            samples += step.samples
+            rate = samples / (time.perf_counter() - start)
+            stats = f"loss {step.loss:.4f}  {rate:,.0f} samples/s"
+            bar.update(task, completed=step.number + 1, stats=stats)
 
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), Left())
-            self._bar = Progress(*columns, console=Console(stderr=True))
-            self._bar.start()
-            total = _length(self._feed)
-            self._task = self._bar.add_task("", total=total, completed=self._run.steps, told="")
-        self._start = time.perf_counter()
-        self._seen = 0
-        return self._show
-
-    def _show(self, step: Step) -> None:
-        if self._bar is not None:  # whoever asks for samples waits for all workers
-            self._seen += step.samples
-            rate = self._seen / (time.perf_counter() - self._start)
-            told = f"loss {step.loss:.4f}  {rate:,.0f} samples/s"
-            self._bar.update(self._task, completed=step.number + 1, told=told)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def _length(feed: RunLoader) -> int | None:
-    try:
-        return len(feed)
-    except TypeError:
-        return None
+        yield show

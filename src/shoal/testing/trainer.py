@@ -23,7 +23,8 @@ from shoal.runtime.settings import Settings
 from shoal.runtime.step.model import ReplicatedModel
 from shoal.runtime.step.modes import Mode, ModeSetup, choose
 from shoal.runtime.tuning.measure import TracedWire
-from shoal.runtime.world.join import World
+from shoal.runtime.world.env import RankEnv
+from shoal.runtime.world.world import World
 from shoal.strategy import Strategy
 from shoal.testing.lockstep import lockstep
 from shoal.timeline.record import NullRecorder
@@ -62,7 +63,7 @@ class LockstepWorker(NamedTuple):
 
 def lockstep_context(strategy: Strategy, worker: int, workers: int) -> RunContext:
     """Return the context of one worker of a lockstep run, which has no process group."""
-    world = World(worker, workers, 0, 1, torch.device("cpu"), "none", None)
+    world = World(RankEnv(worker, workers), torch.device("cpu"), "none")
     return RunContext(world, strategy, Settings(), NullRecorder(worker))
 
 

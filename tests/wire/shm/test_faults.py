@@ -11,7 +11,7 @@ import torch.distributed as dist
 from shm_worlds import enter, gloo
 
 from shoal.errors import FaultError, PeerLost
-from shoal.runtime.world import failures as alarm
+from shoal.runtime.world.error_context import explain, report_failure
 from shoal.runtime.world.join import join, leave
 from shoal.testing.processes import outcomes, run_workers
 
@@ -40,14 +40,14 @@ def test_a_rank_that_leaves_with_an_error_is_not_waited_for() -> None:
 def fails() -> str:
     world = join(backend="shoal", seconds=20)
     if world.rank == 1:
-        alarm.report_failure(world, ValueError("bad sample"))
+        report_failure(world, ValueError("bad sample"))
         return ""
     try:
         with pytest.raises(PeerLost) as caught:
             dist.all_reduce(torch.ones(3))
         assert "rank 1" in str(caught.value)  # but not why
-        better = alarm.explain(world, caught.value)
-        assert alarm.explain(world, better) is better  # type: ignore[arg-type]
+        better = explain(world, caught.value)
+        assert explain(world, better) is better  # type: ignore[arg-type]
         return str(better)
     finally:
         if world.rank == 0:
@@ -55,7 +55,7 @@ def fails() -> str:
         leave(world)
 
 
-def test_a_rank_that_is_gone_is_explained_by_what_it_told_the_alarm() -> None:
+def test_a_rank_that_is_gone_is_explained_by_the_failure_that_it_published() -> None:
     first, _, third = run_workers(3, fails, seconds=40)
     assert first == third == "rank 1 failed: ValueError: bad sample"
 

@@ -1,4 +1,4 @@
-"""How worker processes are started, watched and stopped, and where they meet.
+"""Start the processes of a run on this machine, watch them, and stop them.
 
-Only ``meeting`` needs torch when it is loaded: what can be refused is refused without it.
+Nothing here imports torch when it is loaded, so that a wrong command is refused at once.
 """

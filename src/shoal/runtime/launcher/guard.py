@@ -1,8 +1,10 @@
-"""A small process that cleans up when the launcher itself is killed.
+"""A small process that cleans up if the launcher itself is killed.
 
-Run as a script, without shoal or torch. Its standard input is a pipe that only the launcher holds:
-when it closes without a farewell, the launcher is dead, and every process group it had started is
-killed and its temporary directory removed. Lines: ``+pid``, ``-pid``, ``d path``, ``bye``.
+It runs as a script, without shoal or torch. Its standard input is a pipe that only the launcher
+holds. If the pipe closes before the line ``bye``, the launcher is dead: the guard kills every
+process group that the launcher had started and removes its temporary directory.
+
+Lines: ``+pid`` (group started), ``-pid`` (group ended), ``d path`` (temporary directory), ``bye``.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from collections.abc import Iterable
 
 
 def watch(lines: Iterable[str]) -> int:
-    """Follow the launcher; return how many groups had to be killed."""
+    """Follow the launcher's lines; return how many groups were killed."""
     groups: set[int] = set()
     directories: list[str] = []
     for line in lines:
-        word = line.rstrip("\n")
-        if word == "bye":
+        text = line.rstrip("\n")
+        if text == "bye":
             return 0
-        if word.startswith("+"):
-            groups.add(int(word[1:]))
-        elif word.startswith("-"):
-            groups.discard(int(word[1:]))
-        elif word.startswith("d "):
-            directories.append(word[2:])
+        if text.startswith("+"):
+            groups.add(int(text[1:]))
+        elif text.startswith("-"):
+            groups.discard(int(text[1:]))
+        elif text.startswith("d "):
+            directories.append(text[2:])
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
@@ -39,7 +41,7 @@ def watch(lines: Iterable[str]) -> int:
 
 
 def main() -> None:
-    """Ignore what is meant for the launcher, and follow it to the end."""
+    """Ignore the signals that are meant for the launcher, and follow its lines to the end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watch(sys.stdin)

@@ -1,9 +1,9 @@
 """Start workers on this machine, watch them, and leave nothing behind.
 
-1. Everything that can be refused is refused before any process starts.
-2. The store's socket is bound, then the workers are started, each in its own session.
-3. The first death is told to the others; who does not follow within five seconds is stopped.
-4. The first failing rank's traceback comes on top; with restarts left, a new generation begins.
+1. Refuse whatever can be refused before any process starts.
+2. Bind the store's socket, then start the workers, each in its own session.
+3. When a worker dies, tell the others why; stop those that still run five seconds later.
+4. Report the first failure with its traceback; with restarts left, start a new generation.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import LaunchOptions, check, master
-from shoal.runtime.launcher.output import Screen
-from shoal.runtime.launcher.processes import Fleet, Guard, RunDirectory, Worker, asked
-from shoal.runtime.launcher.report import (
-    Death,
-    describe,
-    oom_kills,
-    read_death,
-    signal_name,
+from shoal.runtime.launcher.output import OutputRouter
+from shoal.runtime.launcher.processes import (
+    GuardProcess,
+    Processes,
+    RunDirectory,
+    Worker,
+    option_environment,
 )
-from shoal.runtime.launcher.store_host import StoreHost, bind
+from shoal.runtime.launcher.report import WorkerExit, describe, oom_kills, signal_name
+from shoal.runtime.launcher.store_host import StoreHost
 from shoal.runtime.world.env import TOKEN, fingerprint
 from shoal.runtime.world.failures import Failure
+from shoal.runtime.world.interfaces import bind
 
 __all__ = ["LaunchOptions", "launch", "torchrun_command"]
 
@@ -44,27 +43,26 @@ INTERRUPT_SECONDS = 0.4
 TERMINATE_SECONDS = 5.0
 STOP_SECONDS = 1.0
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-NEVER_JOINED = 2
-MARKS = ("joined-*", "error-*.json", "spans-*.jsonl")
+NEVER_JOINED = 2  # exit code
+RUN_FILES = ("joined-*", "error-*.json", "spans-*.jsonl")
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> int:
     """Run ``command`` (a script and its arguments) on every worker; return the exit code.
 
     Raises:
-        UsageError: refused, and nothing was started.
+        UsageError: the options are wrong; nothing was started.
     """
     check(command, options)
-    listener = None
-    if options.meets and options.hosts_store:
+    host = None
+    if options.needs_store and options.hosts_store:
         port = master(options)[1] if options.nodes > 1 else options.port
-        listener = bind(port, everywhere=options.nodes > 1)
-    host = StoreHost(listener) if listener else None
+        host = StoreHost(bind(port, everywhere=options.nodes > 1))
     try:
-        with _place(options, host) as place:
-            code = _Launch(command, options, place, host).run()
+        with _run_directory(options, host) as run:
+            code = _Launcher(command, options, run, host).supervise()
             if options.after is not None:
-                options.after(place.directory)
+                options.after(run.directory)
             return code
     finally:
         if host is not None:
@@ -72,7 +70,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> int:
 
 
 def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
-    """What one would type to start the same with torchrun."""
+    """Return the shell command that starts the same with torchrun."""
     words = ["torchrun"]
     if options.nodes > 1:
         address, port = master(options)
@@ -83,177 +81,166 @@ def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
     words += [f"--nproc-per-node={options.workers}"]
     if options.max_restarts:
         words += [f"--max-restarts={options.max_restarts}"]
-    before = [f"{name}={shlex.quote(value)}" for name, value in asked(options).items()]
-    return " ".join([*before, *words, *map(shlex.quote, command)])
+    variables = [f"{name}={shlex.quote(v)}" for name, v in option_environment(options).items()]
+    return " ".join([*variables, *words, *map(shlex.quote, command)])
 
 
 @contextmanager
-def _place(options: LaunchOptions, host: StoreHost | None) -> Iterator[RunDirectory]:
-    """A directory for this run, removed at the end unless the user named it."""
-    kept = options.directory is not None
-    if options.directory is not None:
-        directory = options.directory.absolute()
-    else:
-        directory = Path(tempfile.mkdtemp(prefix="shoal-"))
-    _prepare(directory)
+def _run_directory(options: LaunchOptions, host: StoreHost | None) -> Iterator[RunDirectory]:
+    """Make the directory of this run; remove it at the end unless the user named it."""
+    temporary = options.directory is None
+    directory = (options.directory or Path(tempfile.mkdtemp(prefix="shoal-"))).absolute()
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        for stale in (path for glob in RUN_FILES for path in directory.glob(glob)):
+            stale.unlink()  # of an earlier run
+    except OSError as error:
+        raise UsageError(f"--dir {directory}: {error.strerror}; choose another") from error
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
     run_id = fingerprint(token)[:8] if options.nodes > 1 else secrets.token_hex(4)
     address, port = "127.0.0.1", host.port if host else _free_port()
     if options.nodes > 1:
         address, port = master(options)
     try:
-        yield RunDirectory(run_id, token, address, port, directory, kept)
+        yield RunDirectory(run_id, token, address, port, directory, temporary)
     finally:
-        if not kept:
+        if temporary:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _prepare(directory: Path) -> None:
-    """Make it, without the marks of an earlier run."""
-    try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-        for stale in (path for glob in MARKS for path in directory.glob(glob)):
-            stale.unlink()
-    except OSError as error:
-        raise UsageError(f"--dir {directory}: {error.strerror}; choose another") from error
-
-
 def _free_port() -> int:
-    # for a lone worker whose script makes a process group of its own
+    # For a single worker, whose script may make a process group of its own.
     with bind(0, everywhere=False) as listener:
         return int(listener.getsockname()[1])
 
 
-class _Signals:
-    """What the user or the system has asked of the launcher, kept for the loop to see."""
-
-    def __init__(self) -> None:
-        self.caught: list[int] = []
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self._before[number] = signal.signal(number, self._catch)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type]
-
-    def _catch(self, number: int, _: FrameType | None) -> None:
-        self.caught.append(number)
+@contextmanager
+def _recorded_signals(received: list[int]) -> Iterator[None]:
+    """Append the signals that the launcher receives to a list, so that its loop can act on them."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-@dataclass
-class _Launch:
-    """One call of launch: its place, its screen, and what it has caught."""
+class _Launcher:
+    """One call of :func:`launch`: all generations of the run on this machine."""
 
-    command: Sequence[str]
-    options: LaunchOptions
-    place: RunDirectory
-    host: StoreHost | None
-
-    def run(self) -> int:
-        self.screen = Screen(self.options.output, self.place.directory / "logs")
-        self.guard = Guard(None if self.place.kept else self.place.directory)
+    def __init__(
+        self,
+        command: Sequence[str],
+        options: LaunchOptions,
+        run: RunDirectory,
+        host: StoreHost | None,
+    ) -> None:
+        self.command, self.options, self.run, self.host = command, options, run, host
+        self.output = OutputRouter(options.output, run.directory / "logs")
+        self.guard = GuardProcess(run.directory if run.temporary else None)
+        self.signals: list[int] = []
         self.oom_before = oom_kills()
-        self.screen.say(f"the same with torchrun: {torchrun_command(self.command, self.options)}")
+
+    def supervise(self) -> int:
+        """Run until a generation succeeds or none is left; return the exit code."""
+        command = torchrun_command(self.command, self.options)
+        self.output.message(f"the same with torchrun: {command}")
         try:
-            with _Signals() as self.signals:
+            with _recorded_signals(self.signals):
                 return self._generations()
         finally:
             self.guard.dismiss()
 
     def _generations(self) -> int:
         for generation in range(self.options.max_restarts + 1):
-            fleet = Fleet(self.screen, self.guard)
+            processes = Processes(self.output, self.guard)
             try:
-                fleet.start(self.command, self.options, self.place, generation)
+                processes.start(self.command, self.options, self.run, generation)
                 if self.host is not None and generation == 0:
-                    self.host.start(self.place.run_id)
-                code = self._watch(fleet, generation)
+                    self.host.start(self.run.run_id, self.run.token)
+                code = self._watch(processes, generation)
             finally:
-                fleet.stop(signal.SIGTERM, STOP_SECONDS, lambda: False)
-                self.screen.finish()
-            left = self.options.max_restarts - generation
-            if not self._again(code, left):
+                processes.stop(signal.SIGTERM, STOP_SECONDS, lambda: False)
+                self.output.drain()
+            restarts = self.options.max_restarts - generation
+            # After a usage error (exit code 2) a restart would only fail again.
+            if code in (0, 2) or restarts == 0 or self.signals:
                 break
-            for mark in self.place.directory.glob("joined-*"):
-                mark.unlink()
-            self._back_off(generation, left)
-            if self.signals.caught:
-                return 128 + self.signals.caught[0]
+            for file in self.run.directory.glob("joined-*"):
+                file.unlink()
+            self._back_off(generation, restarts)
+            if self.signals:
+                return 128 + self.signals[0]
         return code
 
-    def _again(self, code: int, left: int) -> bool:
-        # A usage error would only come back.
-        return code not in (0, 2) and left > 0 and not self.signals.caught
-
-    def _back_off(self, generation: int, left: int) -> None:
+    def _back_off(self, generation: int, restarts: int) -> None:
         seconds = BACKOFF_SECONDS[min(generation, len(BACKOFF_SECONDS) - 1)]
-        self.screen.say(
+        self.output.message(
             f"restarting all workers from the last checkpoint in {seconds:g} s "
-            f"({left} restart{'s' if left > 1 else ''} left)"
+            f"({restarts} restart{'s' if restarts > 1 else ''} left)"
         )
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.signals.caught:
+        while time.monotonic() < end and not self.signals:
             time.sleep(0.05)
 
-    def _watch(self, fleet: Fleet, generation: int) -> int:
-        """Until all have ended, for whatever reason."""
+    def _watch(self, processes: Processes, generation: int) -> int:
+        """Watch the processes until all have ended; return the exit code."""
         first_failure = done = None
-        while fleet.alive:
-            for worker in fleet.look():
-                self._tell(worker, generation)
+        while processes.alive:
+            for worker in processes.poll():
+                self._publish_failure(worker, generation)
                 if worker.failed:
                     first_failure = first_failure or worker.ended
-            if self.signals.caught:
-                return self._interrupted(fleet)
+            if self.signals:
+                return self._interrupt(processes)
             if self.host is not None and self.host.error is not None:
-                self.screen.say(f"the store could not be started: {self.host.error}")
+                self.output.message(f"the store could not be started: {self.host.error}")
                 return 1
-            if all(worker.code == 0 for worker in fleet.workers):
+            if all(worker.code == 0 for worker in processes.workers):
                 done = done or time.monotonic()
-            since = first_failure or done  # servers end after the last worker, or are ended
+            since = first_failure or done  # a server that outlives all workers is stopped, too
             if since is not None and time.monotonic() - since > FOLLOW_SECONDS:
-                fleet.stop(signal.SIGTERM, STOP_SECONDS, lambda: bool(self.signals.caught))
-        return self._conclude(fleet, failed=first_failure is not None)
+                processes.stop(signal.SIGTERM, STOP_SECONDS, lambda: bool(self.signals))
+        return self._conclude(processes, failed=first_failure is not None)
 
-    def _tell(self, worker: Worker, generation: int) -> None:
-        """Tell the others why one is gone, when it could not do so itself."""
-        silent = worker.code == 0 and not worker.joined
-        if self.host is None or worker.rank < 0 or not (worker.failed or silent):
+    def _publish_failure(self, worker: Worker, generation: int) -> None:
+        """Tell the other workers why one has ended, which it may not have been able to do."""
+        never_joined = worker.code == 0 and not worker.joined
+        if self.host is None or worker.rank < 0 or not (worker.failed or never_joined):
             return
-        death = self._death(worker)
-        kind, message = "died", death.how
-        if silent:
+        kind, message = "died", self._read_exit(worker).reason
+        if never_joined:
             kind, message = "ended", "its script never called shoal.distribute"
         failure = Failure(worker.rank, kind, message, seconds=worker.ended)
-        self.host.tell(failure, (self.place.run_id, self.place.token), generation)
+        self.host.publish(failure, generation)
 
-    def _death(self, worker: Worker) -> Death:
-        return read_death(worker, out_of_memory=oom_kills() > self.oom_before)
+    def _read_exit(self, worker: Worker) -> WorkerExit:
+        return WorkerExit.read(worker, out_of_memory=oom_kills() > self.oom_before)
 
-    def _interrupted(self, fleet: Fleet) -> int:
-        number = self.signals.caught[0]
+    def _interrupt(self, processes: Processes) -> int:
+        """Forward the signal to all processes; a second one kills them at once."""
+        number = self.signals[0]
         seconds = INTERRUPT_SECONDS if number == signal.SIGINT else TERMINATE_SECONDS
-        fleet.stop(number, seconds, lambda: len(self.signals.caught) > 1)
-        self.screen.finish()
-        self.screen.say(f"stopped by {signal_name(number)}")
+        processes.stop(number, seconds, lambda: len(self.signals) > 1)
+        self.output.drain()
+        self.output.message(f"stopped by {signal_name(number)}")
         return 128 + number
 
-    def _conclude(self, fleet: Fleet, *, failed: bool) -> int:
-        self.screen.finish()
+    def _conclude(self, processes: Processes, *, failed: bool) -> int:
+        """Report how the generation ended; return the exit code."""
+        self.output.drain()
         if failed:
-            deaths = [self._death(worker) for worker in fleet.members if worker.failed]
-            first = min(deaths, key=lambda death: death.order)
-            silent = self.options.output == "main"
-            log = self.screen.log_of(first.worker.key) if silent else None
-            self.screen.say(describe(deaths, log))
+            exits = [self._read_exit(worker) for worker in processes.all if worker.failed]
+            first = min(exits, key=lambda ended: ended.order)
+            has_log = self.options.output == "main"
+            log = self.output.log_file(first.worker.key) if has_log else None
+            self.output.message(describe(exits, log))
             return first.code
-        if not any(worker.joined for worker in fleet.workers):
-            self.screen.say(
+        if not any(worker.joined for worker in processes.workers):
+            self.output.message(
                 f"{self.command[0]} ended without calling shoal.distribute(model, optimizer, ...): "
                 "if every worker did the same work on its own, add the call, or run it with "
                 "python; if it makes a process group of its own, start it with torchrun"

@@ -1,4 +1,4 @@
-"""What the launcher is asked to do, refused before any process starts when it will not do."""
+"""The options of the launcher, and their checks, which run before any process starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS = ("gloo", "nccl", "shoal")
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How to start the workers, where their output goes and what a death means."""
+    """How to start the workers, where their output goes, and what to do when one dies."""
 
     workers: int = 1  # on this machine
     servers: int = 0
@@ -37,36 +37,36 @@ class LaunchOptions:
     port: int = 0
     oversubscribe: bool = False
     on_death: str = "fail"
-    after: Callable[[Path], None] | None = None  # sees the run's directory before it goes
+    after: Callable[[Path], None] | None = None  # gets the run's directory before its removal
 
     @property
     def nodes(self) -> int:
-        """How many machines take part."""
+        """The number of machines."""
         return max(1, len(self.hosts))
 
     @property
     def world_size(self) -> int:
-        """Workers on all machines."""
+        """The number of workers on all machines."""
         return self.workers * self.nodes
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the store lives in this launcher."""
+        """Whether this launcher hosts the store."""
         return self.node_rank == 0
 
     @property
-    def meets(self) -> bool:
-        """Whether there is anybody to meet."""
+    def needs_store(self) -> bool:
+        """Whether there are several processes, which need a store to meet."""
         return self.world_size > 1 or self.servers > 0
 
 
 def most_workers() -> int:
-    """Beyond this many on one machine, one has probably mistyped."""
+    """Return the number of workers on one machine above which it is probably a typing error."""
     return max(64, 16 * usable_cores())
 
 
 def parse_workers(text: str) -> int:
-    """A number of workers as typed.
+    """Parse the number of workers.
 
     >>> parse_workers("4")
     4
@@ -74,50 +74,54 @@ def parse_workers(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"-n {text}: the number of workers is a whole number, like 4") from None
+        raise UsageError(f"-n {text}: the number of workers is a whole number, such as 4") from None
 
 
 def check(command: Sequence[str], options: LaunchOptions) -> None:
-    """Raise a UsageError that names the option, its value and the way out."""
-    _check_workers(options)
+    """Raise a UsageError that names the option, its value and what to use instead."""
+    _check_numbers(options)
     _check_script(command)
     _check_choices(options)
-    _check_places(options)
-    gloo_choice()  # raises when GLOO_SOCKET_IFNAME names no interface
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port {options.port}: a port lies between 1 and 65535, or 0 for any")
+    for name, path in (("--dir", options.directory), ("--checkpoint", options.checkpoint)):
+        why = None if path is None else unusable(path)
+        _require(why is None, f"{name} {path}: {why}; choose another directory")
+    gloo_choice()  # raises if GLOO_SOCKET_IFNAME names no interface
     if options.nodes > 1:
         _check_nodes(options)
     elif options.node_rank != 0 or options.master:
         raise UsageError("--node-rank and --master have no effect without --hosts a,b")
 
 
-def _check_workers(options: LaunchOptions) -> None:
-    n, limit = options.workers, most_workers()
-    if n < 1:
-        raise UsageError(f"-n {n}: at least one worker is needed")
-    if n + options.servers > limit and not options.oversubscribe:
-        raise UsageError(
-            f"-n {n}: there are {usable_cores()} cores, and more than {limit} workers on them "
-            f"only get in each other's way; use -n {usable_cores()}, or --oversubscribe to insist"
-        )
-    if options.servers < 0:
-        raise UsageError(f"servers={options.servers}: cannot be negative")
-    if options.max_restarts < 0:
-        raise UsageError(f"--max-restarts {options.max_restarts}: cannot be negative")
-    seconds = options.timeout_seconds
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise UsageError(message)
+
+
+def _check_numbers(options: LaunchOptions) -> None:
+    n, limit, cores = options.workers, most_workers(), usable_cores()
+    _require(n >= 1, f"-n {n}: at least one worker is needed")
+    _require(
+        n + options.servers <= limit or options.oversubscribe,
+        f"-n {n}: there are {cores} cores, and more than {limit} workers would only slow each "
+        f"other down; use -n {cores}, or --oversubscribe to insist",
+    )
+    _require(options.servers >= 0, f"servers={options.servers}: must not be negative")
+    restarts, seconds = options.max_restarts, options.timeout_seconds
+    _require(restarts >= 0, f"--max-restarts {restarts}: must not be negative")
     if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
         raise UsageError(f"--timeout {seconds:g}: seconds must be positive, as in --timeout 60")
 
 
 def _check_script(command: Sequence[str]) -> None:
-    if not command:
-        raise UsageError("no script given: shoal run train.py -n 2")
+    _require(bool(command), "no script: use shoal run train.py -n 2")
     script = Path(command[0])
-    if script.is_dir():
-        raise UsageError(f"{script} is a directory; name the training script in it")
+    _require(not script.is_dir(), f"{script} is a directory; name the training script in it")
     if not script.exists():
         raise UsageError(f"{script} does not exist (looked in {Path.cwd()})")
-    if not script.is_file() or not os.access(script, os.R_OK):
-        raise UsageError(f"{script} is not a file that can be read")
+    readable = script.is_file() and os.access(script, os.R_OK)
+    _require(readable, f"{script} is not a file that can be read")
 
 
 def _check_choices(options: LaunchOptions) -> None:
@@ -127,28 +131,48 @@ def _check_choices(options: LaunchOptions) -> None:
         raise UnknownName("--backend", options.backend, BACKENDS)
     if options.on_death not in DEATHS:
         raise UnknownName("on_death", options.on_death, DEATHS)
-    if options.on_death != "fail":
-        raise UsageError(
-            f"on_death={options.on_death!r}: the launcher cannot yet {options.on_death}; "
-            "use 'fail', with --max-restarts to start again from the last checkpoint"
-        )
+    _require(
+        options.on_death == "fail",
+        f"on_death={options.on_death!r}: the launcher cannot {options.on_death} yet; "
+        "use 'fail', with --max-restarts to restart from the last checkpoint",
+    )
 
 
-def _check_places(options: LaunchOptions) -> None:
-    if not 0 <= options.port <= 65535:
-        raise UsageError(f"--port {options.port}: a port lies between 1 and 65535, or 0 for any")
-    for name, path in (("--dir", options.directory), ("--checkpoint", options.checkpoint)):
-        if path is not None and (why := unusable(path)):
-            raise UsageError(f"{name} {path}: {why}; choose another directory")
+def _check_nodes(options: LaunchOptions) -> None:
+    hosts, nodes = options.hosts, options.nodes
+    _require(
+        len(set(hosts)) == len(hosts) and all(hosts),
+        f"--hosts {','.join(hosts)}: name each host once, separated by commas",
+    )
+    _require(
+        0 <= options.node_rank < nodes,
+        f"--node-rank {options.node_rank}: with {nodes} hosts it runs from 0 to {nodes - 1}",
+    )
+    host, port = master(options)
+    _require(
+        not options.hosts_store or is_local(host),
+        f"--master {host}:{port}: node 0 hosts the store, but {host} is not this machine",
+    )
+    _require(
+        options.max_restarts == 0,
+        "--max-restarts with several hosts is not possible, because the launchers do not know of "
+        "each other: use torchrun --max-restarts, which starts the same script",
+    )
+    _require(options.servers == 0, "servers can be started on one machine only; leave out --hosts")
+    _require(
+        bool(os.environ.get("SHOAL_TOKEN")),
+        "--hosts needs SHOAL_TOKEN, the same on every host, so that no other process can join: "
+        "export SHOAL_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(16))')",
+    )
 
 
 def unusable(path: Path) -> str | None:
-    """Why files cannot be made in a directory, which need not exist yet."""
+    """Return why a directory, which need not exist yet, cannot be used; None if it can."""
     if not str(path).isprintable():
         return "its name has characters that cannot be printed"
     try:
         if path.is_symlink() and not path.exists():
-            return "is a link that leads nowhere"
+            return "it is a link that leads nowhere"
         nearest = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     except OSError as error:  # a name too long
         return str(error.strerror)
@@ -159,35 +183,10 @@ def unusable(path: Path) -> str | None:
     return None
 
 
-def _check_nodes(options: LaunchOptions) -> None:
-    if len(set(options.hosts)) < len(options.hosts) or not all(options.hosts):
-        raise UsageError(f"--hosts {','.join(options.hosts)}: each host once, separated by commas")
-    if not 0 <= options.node_rank < options.nodes:
-        raise UsageError(
-            f"--node-rank {options.node_rank}: with {options.nodes} hosts it runs from 0 to "
-            f"{options.nodes - 1}"
-        )
-    host, port = master(options)
-    if options.hosts_store and not is_local(host):
-        raise UsageError(f"--master {host}:{port}: node 0 hosts it, but {host} is not this machine")
-    if options.max_restarts:
-        raise UsageError(
-            "--max-restarts over several hosts needs somebody to tell all launchers: "
-            "use torchrun --max-restarts, which starts the same script"
-        )
-    if options.servers:
-        raise UsageError("servers are started on one machine only; leave out --hosts")
-    if not os.environ.get("SHOAL_TOKEN"):
-        raise UsageError(
-            "--hosts needs SHOAL_TOKEN, the same on every host, so that nobody else can join: "
-            "export SHOAL_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(16))')"
-        )
-
-
 def master(options: LaunchOptions) -> tuple[str, int]:
-    """Where workers of several hosts meet."""
+    """Return the host and the port at which workers of several hosts meet."""
     text = options.master or f"{options.hosts[0]}:29500"
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise UsageError(f"--master {text}: host:port, as in node0:29500")
+        raise UsageError(f"--master {text}: must be host:port, as in node0:29500")
     return host, int(port)

@@ -1,4 +1,4 @@
-"""Say what went wrong: who failed first, with its traceback, exit code or signal."""
+"""Report how the processes of a run ended: the first failure in full, the others in a line."""
 
 from __future__ import annotations
 
@@ -14,24 +14,33 @@ LOG_LINES = 40
 
 
 @dataclass(frozen=True)
-class Death:
-    """How one worker ended, as far as it can be told from outside."""
+class WorkerExit:
+    """How one worker ended."""
 
     worker: Worker
-    told: Failure | None  # what it wrote itself, if it could
-    out_of_memory: bool = False
+    failure: Failure | None  # from its error file, if it could write one
+    out_of_memory: bool = False  # the kernel killed it
+
+    @classmethod
+    def read(cls, worker: Worker, *, out_of_memory: bool) -> WorkerExit:
+        """Combine a worker's error file with the way it ended.
+
+        ``out_of_memory`` says that the kernel has killed some process for lack of memory.
+        """
+        failure = read_error_file(worker.error_file)
+        return cls(worker, failure, out_of_memory and worker.code == -signal.SIGKILL)
 
     @property
     def code(self) -> int:
-        """The exit code to hand on: 128 + n for signal n, as shells do."""
-        if self.told is not None and self.told.exit_code != 1:
-            return self.told.exit_code
+        """The exit code of the run: 128 + n for signal n, as in a shell."""
+        if self.failure is not None and self.failure.exit_code != 1:
+            return self.failure.exit_code
         code = self.worker.code or 0
         return code if code >= 0 else 128 - code
 
     @property
-    def how(self) -> str:
-        """In words."""
+    def reason(self) -> str:
+        """The exit code or the signal, in words."""
         code = self.worker.code or 0
         if code >= 0:
             return f"exit code {code}"
@@ -44,52 +53,40 @@ class Death:
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """Causes before consequences before those the launcher stopped, then by time."""
-        secondary = self.told is not None and self.told.is_consequence
-        when = self.told.seconds if self.told else self.worker.ended
-        return self.worker.stopped and self.told is None, secondary, when
+        """A sort key: causes, then consequences, then what the launcher stopped; each by time."""
+        secondary = self.failure is not None and self.failure.is_consequence
+        seconds = self.failure.seconds if self.failure else self.worker.ended
+        return self.worker.stopped and self.failure is None, secondary, seconds
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """Return the name of a signal, such as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def read_death(worker: Worker, *, out_of_memory: bool) -> Death:
-    """Put together what the worker said and how it ended."""
-    told = read_error_file(worker.error_file)
-    return Death(worker, told, out_of_memory=out_of_memory and worker.code == -signal.SIGKILL)
-
-
-def describe(deaths: Sequence[Death], log: Path | None) -> str:
-    """The first failure in full, the others in a line each, those that say the same in one."""
-    first, *others = sorted(deaths, key=lambda death: death.order)
-    lines = [f"{first.worker.name} failed first: {first.how}"]
-    if first.told is not None:
-        lines += [first.told.traceback]
+def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
+    """Describe the first failure in full, and each other one in a line."""
+    first, *others = sorted(exits, key=lambda ended: ended.order)
+    lines = [f"{first.worker.name} failed first: {first.reason}"]
+    if first.failure is not None:
+        lines += [first.failure.traceback]
     elif log is not None and log.exists():
-        lines += tail(log)
-    same = [death for death in others if first.told and first.told.says_as(death.told)]
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+        lines += [f"  | {line}" for line in tail]
+    same = [other for other in others if first.failure and first.failure.same_reason(other.failure)]
     if same:
-        names = ", ".join(death.worker.name for death in same)
-        lines.append(f"the same on {names}")
-    for death in (death for death in others if death not in same):
-        why = f" ({death.told.type}: {death.told.message})" if death.told else ""
-        lines.append(f"then {death.worker.name}: {death.how}{why}")
+        lines.append(f"the same on {', '.join(other.worker.name for other in same)}")
+    for other in (other for other in others if other not in same):
+        why = f" ({other.failure.type}: {other.failure.message})" if other.failure else ""
+        lines.append(f"then {other.worker.name}: {other.reason}{why}")
     return "\n".join(lines)
 
 
-def tail(log: Path) -> list[str]:
-    """The end of a silent worker's output."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [f"  | {line}" for line in lines[-LOG_LINES:]]
-
-
 def oom_kills() -> int:
-    """How many processes of this control group the kernel has killed for lack of memory."""
+    """Count the processes of this control group that the kernel killed for lack of memory."""
     count = 0
     for path in _memory_events():
         try:
@@ -102,17 +99,18 @@ def oom_kills() -> int:
 
 
 def _memory_events() -> list[Path]:
+    """List the files that count the kills, of control groups version 2 and 1."""
     try:
         entries = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    paths = []
     for entry in entries:
         _, kinds, path = entry.split(":", 2)
         inside = path.lstrip("/")
         if kinds == "":
-            found += [Path("/sys/fs/cgroup", inside, "memory.events")]
+            paths += [Path("/sys/fs/cgroup", inside, "memory.events")]
         elif kinds == "memory":
             root = Path("/sys/fs/cgroup/memory")
-            found += [root / inside / "memory.oom_control", root / "memory.oom_control"]
-    return found
+            paths += [root / inside / "memory.oom_control", root / "memory.oom_control"]
+    return paths

@@ -31,8 +31,7 @@ from shoal.runtime.remote.reduce_service import describe
 from shoal.runtime.resume.state import State, load_optimizer, optimizer_state, parameters_of
 from shoal.runtime.step.model import ReplicatedModel, ShardedModel
 from shoal.runtime.world import env as contract
-from shoal.runtime.world.failures import raise_if_failed
-from shoal.runtime.world.join import World
+from shoal.runtime.world.world import World
 from shoal.wire.channel import Hello, connect
 from shoal.wire.server import ServerWire, rates
 
@@ -125,7 +124,7 @@ def find(world: World, key: str) -> tuple[str, int]:
     while not world.store.check([key]):
         if time.monotonic() > end:
             raise ExchangeTimeout(f"{key} did not come within {JOIN_SECONDS:g} s")
-        if world.alarm is not None and (failure := world.alarm.heard()) is not None:
+        if world.watcher is not None and (failure := world.watcher.fetch_failure()) is not None:
             raise failure.as_error()
         time.sleep(0.02)
     host, _, port = world.store.get(key).decode().rpartition(":")
@@ -187,7 +186,7 @@ def await_all(wire: ServerWire, context: RunContext) -> None:
     world.store.set(f"served-done/{world.rank}", "1")
     end, left = time.monotonic() + world.seconds, list(range(world.size))
     while left := [rank for rank in left if not world.store.check([f"served-done/{rank}"])]:
-        raise_if_failed(world)
+        world.raise_if_failed()
         if time.monotonic() > end:
             raise ExchangeTimeout(
                 f"the end of the run: rank {', '.join(map(str, left))} still trained "

@@ -17,7 +17,6 @@ from shoal.flow import Ask, Pair
 from shoal.runtime.context import RunContext
 from shoal.runtime.remote.client import find
 from shoal.runtime.remote.server import publish
-from shoal.runtime.world.failures import raise_if_failed
 from shoal.wire.channel import Channel, Hello, connect, listen, shut, welcome
 from shoal.wire.wire import Pending, Ready
 
@@ -137,7 +136,7 @@ class PairWire:
             world.store.set(f"{self._place}/done/{world.rank}", "1")
         end = time.monotonic() + world.seconds
         while not all(map(self._done, range(world.size))) and time.monotonic() < end:
-            raise_if_failed(world)
+            world.raise_if_failed()
             if self._lost is not None:
                 raise self._lost
             time.sleep(LOOK_SECONDS)

@@ -24,7 +24,7 @@ from shoal.runtime.remote.model_store import Clocks, ServerModel
 from shoal.runtime.remote.reduce_service import ReduceService
 from shoal.runtime.resume.state import load_optimizer, optimizer_state
 from shoal.runtime.world.interfaces import own_address
-from shoal.runtime.world.join import World
+from shoal.runtime.world.world import World
 from shoal.strategy import Strategy
 from shoal.wire.channel import Channel, Message, listen, shut, welcome
 

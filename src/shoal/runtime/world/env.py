@@ -1,7 +1,7 @@
-"""The environment that a launcher and its workers agree on: torchrun's, and a few names of ours.
+"""The environment variables by which a launcher tells a process its place in the run.
 
-A script started by torchrun, Slurm or anything else that sets RANK and friends joins in the same
-way; what only our launcher sets is optional.
+They are torchrun's (RANK, WORLD_SIZE, ...) and optional ones that start with ``SHOAL_``, so a
+script can also be started by torchrun, Slurm or any launcher that sets torchrun's variables.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.errors import UsageError
 
@@ -29,73 +29,80 @@ RESUME = "SHOAL_RESUME"
 CHECKPOINT = "SHOAL_CHECKPOINT"
 DEFAULT_JOIN_SECONDS = 60.0
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")  # what a server has none of
+RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")  # unset in the environment of a server
 
 
 @dataclass(frozen=True)
 class RankEnv:
-    """Where one process sits: its number, and where the others meet."""
+    """The place of one process in its run, as its environment describes it.
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    port: int
-    run_id: str
-    generation: int
-    token: str
+    The defaults are those of a process that was started alone.
+    """
+
+    rank: int = 0  # of a server: its index among the servers
+    size: int = 1  # processes of the same role
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+    run_id: str = "none"
+    generation: int = 0
+    token: str = field(default="", repr=False)
     role: str = "worker"
     workers: int = 1
     servers: int = 0
-    hosted: bool = False  # somebody else hosts the store: our launcher, or torchrun's agent
+    hosted: bool = False  # the launcher (ours, or torchrun's agent) hosts the store, not rank 0
 
     @property
     def prefix(self) -> str:
-        """Every key of this run and this start of it lies below; never re-used after a restart."""
+        """The prefix of this run's keys in the store, a new one after each restart."""
         return prefix(self.run_id, self.token, self.generation)
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the others meet in this very process."""
+        """Whether this process hosts the store."""
         return self.rank == 0 and self.role == "worker" and not self.hosted
 
     @property
     def name(self) -> str:
-        """What people call this process."""
+        """The process's name in messages."""
         return f"rank {self.rank}" if self.role == "worker" else f"server {self.rank}"
 
     @property
     def key(self) -> str:
-        """The same, as part of a key or a file name."""
+        """The process's name in keys and file names."""
         return str(self.rank) if self.role == "worker" else f"server-{self.rank}"
 
 
 def prefix(run_id: str, token: str, generation: int) -> str:
-    """The store prefix of one generation of one run."""
+    """Return the key prefix of one generation of one run."""
     return f"shoal/{run_id}/{token}/{generation}"
 
 
 def fingerprint(token: str) -> str:
-    """What may be shown of a token."""
+    """Return a hash that identifies a token without revealing it."""
     return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
-    """This process's env, or None when it was started alone."""
+    """Read this process's place in its run; None when it was started alone."""
     env = os.environ if environ is None else environ
+    # A Slurm batch script itself has SLURM_PROCID, too; MASTER_ADDR tells its tasks apart.
+    slurm = all(name in env for name in ("SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR"))
     if env.get(ROLE) == "server":
         rank, size = _whole(env, SERVER), _whole(env, SERVERS)
     elif "RANK" in env or "WORLD_SIZE" in env:
         rank, size = _whole(env, "RANK"), _whole(env, "WORLD_SIZE")
-    elif _slurm(env):
+    elif slurm:
         rank, size = _whole(env, "SLURM_PROCID"), _whole(env, "SLURM_NTASKS")
     else:
         return None
     _check(rank, size, env)
     workers = _whole(env, "WORLD_SIZE", size)
     return RankEnv(
-        rank, size, *_local(rank, workers, env),
+        rank,
+        size,
+        *_local(rank, workers, env),
         host=env.get("MASTER_ADDR", "127.0.0.1"),
         port=_whole(env, "MASTER_PORT", 0),
         run_id=env.get(RUN_ID) or env.get("TORCHELASTIC_RUN_ID") or "none",
@@ -105,11 +112,11 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
         workers=workers,
         servers=_whole(env, SERVERS, 0),
         hosted=env.get(AGENT_STORE) == "True",
-    )  # fmt: skip
+    )
 
 
 def _local(rank: int, workers: int, env: Mapping[str, str]) -> tuple[int, int]:
-    """My number among this machine's workers, and how many they are; a server is none of them."""
+    """Return the local rank, 0 for a server, and the number of workers on this machine."""
     per_node = _whole(env, "SLURM_NTASKS_PER_NODE", 1 << 30)
     if env.get(ROLE) == "server":
         return 0, _whole(env, "LOCAL_WORLD_SIZE", min(workers, per_node))
@@ -123,26 +130,21 @@ def _local(rank: int, workers: int, env: Mapping[str, str]) -> tuple[int, int]:
     return local_rank, local_size
 
 
-def _slurm(env: Mapping[str, str]) -> bool:
-    # A batch script itself also has SLURM_PROCID; only MASTER_* says that workers shall meet.
-    return "SLURM_PROCID" in env and "SLURM_NTASKS" in env and "MASTER_ADDR" in env
-
-
 def _check(rank: int, size: int, env: Mapping[str, str]) -> None:
     if size < 1:
         raise UsageError(f"WORLD_SIZE={size}: there must be at least one worker")
     if not 0 <= rank < size:
         raise UsageError(
             f"RANK={rank} but WORLD_SIZE={size}: ranks run from 0 to {size - 1}; "
-            "this worker is one too many, or WORLD_SIZE was set too low"
+            "this worker is one too many, or WORLD_SIZE is too small"
         )
     if size == 1 and env.get(ROLE) != "server":
         return
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not env.get(name):
             raise UsageError(
-                f"WORLD_SIZE={size} but {name} is not set: workers cannot find each other; "
-                "start with `shoal run` or torchrun, or set it to where rank 0 runs"
+                f"WORLD_SIZE={size} but {name} is not set: workers cannot find each other; start "
+                "the script with `shoal run` or torchrun, or set it to the address of rank 0"
             )
     port = _whole(env, "MASTER_PORT")
     if not 1 <= port <= 65535:
@@ -150,10 +152,11 @@ def _check(rank: int, size: int, env: Mapping[str, str]) -> None:
 
 
 def _whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Read a whole number; without a default the variable must be set."""
     text = env.get(name)
     if text is None or text == "":
         if default is None:
-            raise UsageError(f"{name} is not set, though other variables of a launcher are")
+            raise UsageError(f"{name} is not set, although other variables of a launcher are")
         return default
     try:
         return int(text)
@@ -162,7 +165,7 @@ def _whole(env: Mapping[str, str], name: str, default: int | None = None) -> int
 
 
 def read_seconds(name: str, default: float, environ: Mapping[str, str] | None = None) -> float:
-    """A positive number of seconds from the environment."""
+    """Read a positive number of seconds from the environment."""
     text = (os.environ if environ is None else environ).get(name, "")
     if not text:
         return default

@@ -1,21 +1,31 @@
-"""Inside, an error of the network becomes one that names the rank and the exchange."""
+"""Replace network errors by errors that name the rank and the exchange, and report what is final.
+
+torch raises "connection closed by peer" or "timed out"; :class:`ErrorContext` asks the store which
+rank failed, or which ranks are missing, and raises that instead.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
-from shoal.runtime.world import failures as alarm
-from shoal.runtime.world.join import World
+from shoal.errors import CheckpointError, ExchangeTimeout, PeerLost, ShoalError
+from shoal.runtime.world import failures
+from shoal.runtime.world.env import ERROR_FILE
+from shoal.runtime.world.failures import POSITION, Failure, RankPosition, progress
+from shoal.runtime.world.world import World
+
+LINGER_SECONDS = 0.6
+LOST = ("connection", "by peer", "broken pipe", "socket", "gloo", "nccl")
+LATE = ("timed out", "timeout")
 
 
 class ErrorContext:
-    """``with Explained(world, step, "update"): ...``.
-
-    Args:
-        world: all ranks.
-        step: the step under way.
-        exchange: what is being exchanged, in a word.
-    """
+    """``with ErrorContext(world, step, "update"): ...`` explains the errors of an exchange."""
 
     __slots__ = ("_exchange", "_step", "_world")
 
@@ -23,7 +33,7 @@ class ErrorContext:
         self._world, self._step, self._exchange = world, step, exchange
 
     def __enter__(self) -> None:
-        alarm.progress(self._step, self._exchange)
+        progress(self._step, self._exchange)
 
     def __exit__(
         self,
@@ -32,7 +42,97 @@ class ErrorContext:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception):
-            better = alarm.explain(self._world, error)
+            better = explain(self._world, error)
             if better is not error:
                 raise better from error
-        alarm.progress(self._step)  # computing again
+        progress(self._step)  # computing again
+
+
+def explain(world: World, error: Exception) -> Exception:
+    """Return the error to raise instead of ``error``, which may know less than the store.
+
+    ``raise explain(world, error) from error``. An error that is not about a peer is returned
+    unchanged. Waits about a second at most.
+    """
+    # A checkpoint is written together with other ranks, so the error of an exchange may be inside.
+    cause = error.__cause__ if isinstance(error, CheckpointError) else error
+    if world.watcher is None or cause is None or not _is_about_peers(cause):
+        return error
+    try:
+        positions = world.watcher.collect_positions()
+        failure = world.watcher.fetch_failure()
+    except RuntimeError:  # torch's, from the store
+        return PeerLost(f"the store is gone, and with it its host (rank 0?), while {POSITION}")
+    if failure is not None and failure.rank != world.rank:
+        better = failure.as_error()
+        return error if str(better) == str(error) else better
+    if isinstance(cause, PeerLost):
+        return PeerLost(f"{cause}, while {POSITION}")
+    late = isinstance(cause, ExchangeTimeout) or any(word in str(cause).lower() for word in LATE)
+    blame = _blame(world, positions, late=late)
+    return ExchangeTimeout(f"{blame} ({cause})") if isinstance(cause, ExchangeTimeout) else blame
+
+
+def _is_about_peers(error: BaseException) -> bool:
+    """Whether an error says that a rank is late or gone; torch's are recognised by their words."""
+    if isinstance(error, ShoalError):
+        return isinstance(error, (PeerLost, ExchangeTimeout)) and " of step " not in str(error)
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in (*LATE, *LOST))
+
+
+def _blame(world: World, positions: dict[int, RankPosition], *, late: bool) -> ShoalError:
+    """Name the ranks that did not answer, or else those that are not in this exchange."""
+    silent = [rank for rank in range(world.size) if rank not in positions]
+    elsewhere = sorted(rank for rank, position in positions.items() if position != POSITION)
+    where = [f"rank {rank} is {positions[rank]}" for rank in elsewhere]
+    if not late:
+        who = f"{_ranks(silent)} gone" if silent else "a connection broke, although all ranks live"
+        return PeerLost("; ".join([f"{who}, while {POSITION}", *where]))
+    missing = silent or elsewhere
+    who = f"{_ranks(missing)} missing" if missing else "every rank is there, but it did not end"
+    why = " (no sign of life: stopped, dead or unreachable)" if silent else ""
+    what = f"exchange {POSITION.exchange!r} of step {POSITION.step}"
+    head = f"{what} did not end within {world.seconds:g} s: {who}{why}"
+    return ExchangeTimeout("; ".join([head, *where]))
+
+
+def _ranks(ranks: list[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names} is" if len(ranks) == 1 else f"ranks {names} are"
+
+
+def report_failure(world: World | None, error: BaseException) -> bool:
+    """Tell the other ranks and the launcher why this rank ends; whether the launcher shows it.
+
+    ``world`` is None before this rank has joined.
+    """
+    rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
+    failure = Failure.of(rank, error)
+    shown = failures.write_error_file(failure)
+    if world is not None and world.watcher is not None:
+        with suppress(RuntimeError):  # torch's, when the host of the store has ended
+            world.watcher.publish(failure)
+    return shown
+
+
+def install_excepthook(current: Callable[[], World | None]) -> None:
+    """Report an exception that ends this process to the other ranks and to the launcher.
+
+    Args:
+        current: returns the world that this process is in, if it has joined one by then.
+    """
+    before, pid = sys.excepthook, os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ours, world = os.getpid() == pid, current()  # a forked child reports nothing
+        interrupted = issubclass(kind, KeyboardInterrupt)
+        shown = interrupted and bool(os.environ.get(ERROR_FILE))
+        if ours and not interrupted:
+            shown = report_failure(world, error)
+        if not (ours and shown):  # else the launcher shows it, above everything else
+            before(kind, error, trace)
+        if ours and world is not None and world.hosts_store:
+            time.sleep(LINGER_SECONDS)  # until the other ranks have read the reason
+
+    sys.excepthook = hook

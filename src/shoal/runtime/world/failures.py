@@ -1,240 +1,43 @@
-"""When one rank fails the others learn why, within about a second.
+"""When one rank fails, the other ranks learn the reason within about a second.
 
-gloo tells a survivor only "connection closed by peer", or nothing until its timeout. Here every
-worker has a line of its own to the store: whoever fails writes the reason there, and a thread that
-looks four times a second answers on behalf of a main thread that may be stuck inside an exchange:
+gloo tells a survivor only "connection closed by peer", or nothing until its timeout. Therefore
+every worker runs a thread with its own connection to the store, which answers even when the main
+thread is blocked inside an exchange:
 
-1. a rank whose exchange broke rings the bell and says where it is;
-2. every live rank hears the bell and says where *it* is, stuck or not;
-3. who has failed is known by name; who does not answer is missing.
+1. A rank that fails writes its :class:`Failure` to the store and sets the notify key.
+2. A rank whose exchange broke sets the notify key and writes its own position.
+3. The thread of every live rank polls the notify key four times a second, then reads the failure
+   and writes its position.
+4. The rank of step 2 reads the failure. If there is none, the ranks without a position are missing.
 
-Why a worker ended before its time, as it is told to its peers and to the launcher.
+The launcher uses this module, too, so it does not import torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
-
-from shoal.errors import (
-    CheckpointError,
-    ExchangeTimeout,
-    LayoutMismatch,
-    PeerLost,
-    ShoalError,
-    UsageError,
-)
+from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.runtime.world.env import ERROR_FILE
 
 if TYPE_CHECKING:
-    from shoal.runtime.world.join import World
+    from torch._C._distributed_c10d import Store
 
-LOOK_SECONDS = 0.25
+STORE_PREFIX = "alarm"  # below the run's prefix; the keys of the watchers
+FAILURE_KEY = "failure"
+NOTIFY_KEY = "bell"
+POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
-LINGER_SECONDS = 0.6
-LOST = ("connection", "by peer", "broken pipe", "socket", "gloo", "nccl")
-LATE = ("timed out", "timeout")
-
-
-@dataclass
-class RankPosition:
-    """Where this process is: its step, and the exchange it is in ("" while it computes)."""
-
-    step: int = 0
-    exchange: str = ""
-
-    def __str__(self) -> str:
-        doing = f"in exchange {self.exchange!r} of" if self.exchange else "computing in"
-        return f"{doing} step {self.step}"
-
-
-_here = RankPosition()
-
-
-def progress(step: int, exchange: str = "") -> None:
-    """Note that this process is in ``exchange`` of ``step``; costs two assignments."""
-    _here.step = step
-    _here.exchange = exchange
-
-
-class FailureWatcher:
-    """One worker's line to the others: the bell, the reason, the positions."""
-
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        # Of its own, because a client answers one question at a time and wait() blocks it.
-        own: Store = store.clone()  # type: ignore[attr-defined]  # torch has it, its stubs do not
-        self._store = PrefixStore("alarm", own)
-        self.rank = rank
-        self.size = size
-        self.failure: Failure | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="shoal-alarm", daemon=True)
-
-    def start(self) -> None:
-        """Begin to listen."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; what was heard stays known."""
-        self._stopped.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(LOOK_SECONDS * 4)
-
-    def raise_failure(self, failure: Failure) -> None:
-        """Tell everyone; only the first failure is kept."""
-        told = self._store.compare_set("failure", "", failure.write())
-        self._store.set("bell", "1")
-        self.failure = self.failure or Failure.read(told)
-
-    def heard(self) -> Failure | None:
-        """The first failure of the run, asked of the store now."""
-        if self.failure is None and self._store.check(["failure"]):
-            self.failure = Failure.read(self._store.get("failure"))
-        return self.failure
-
-    def answer(self) -> None:
-        """Say where this rank is."""
-        self._store.set(f"at/{self.rank}", json.dumps(asdict(_here)))
-
-    def ask(self) -> dict[int, RankPosition]:
-        """Ring, and collect where everyone is until all have answered or the time is up."""
-        self.answer()
-        self._store.set("bell", "1")
-        limit = time.monotonic() + ANSWER_SECONDS
-        found: dict[int, RankPosition] = {}
-        while len(found) < self.size and self.heard() is None:
-            for rank in set(range(self.size)) - set(found):
-                if self._store.check([f"at/{rank}"]):
-                    found[rank] = RankPosition(**json.loads(self._store.get(f"at/{rank}")))
-            if time.monotonic() > limit:
-                break
-            time.sleep(LOOK_SECONDS / 5)
-        return found
-
-    def _watch(self) -> None:
-        # The store goes when its host does; then there is nobody left to hear from.
-        with suppress(dist.DistError, RuntimeError):
-            while not self._stopped.wait(LOOK_SECONDS):
-                if self._store.check(["bell"]):
-                    self.heard()
-                    self.answer()
-
-
-def report_failure(world: World | None, error: BaseException) -> bool:
-    """Tell the other ranks and the launcher why this one ends; whether the launcher will show it.
-
-    Args:
-        world: from :func:`shoal.runtime.world.join.join`; None before it.
-        error: what ends this rank.
-    """
-    rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
-    failure = Failure.of(rank, error)
-    shown = leave_for_launcher(failure)
-    if world is not None and world.alarm is not None:
-        with suppress(dist.DistError, RuntimeError):
-            world.alarm.raise_failure(failure)
-    return shown
-
-
-def raise_if_failed(world: World) -> None:
-    """Raise when another rank is known to have failed; costs one attribute, no message."""
-    if world.alarm is not None and world.alarm.failure is not None:
-        raise world.alarm.failure.as_error()
-
-
-def explain(world: World, error: Exception) -> Exception:
-    """The error to raise in place of one that an exchange met and that knows less.
-
-    ``raise explain(world, error) from error``. An error that is not about a peer comes back as
-    it is. Waits about a second at most.
-    """
-    met = error.__cause__ if isinstance(error, CheckpointError) else error  # a save meets others
-    if world.alarm is None or met is None or not _about_peers(met):
-        return error
-    try:
-        found = world.alarm.ask()
-        failure = world.alarm.heard()
-    except (dist.DistError, RuntimeError):
-        return PeerLost(f"the store is gone, and with it whoever hosts it (rank 0?), while {_here}")
-    if failure is not None and failure.rank != world.rank:
-        cause = failure.as_error()
-        return error if str(cause) == str(error) else cause
-    if isinstance(met, PeerLost):
-        return PeerLost(f"{met}, while {_here}")
-    late = isinstance(met, ExchangeTimeout) or any(word in str(met).lower() for word in LATE)
-    blamed = _blame(world, found, late=late)
-    return ExchangeTimeout(f"{blamed} ({met})") if isinstance(met, ExchangeTimeout) else blamed
-
-
-def _about_peers(error: BaseException) -> bool:
-    """Whether it says that somebody is late or gone: ours, or torch's by its words."""
-    if isinstance(error, ShoalError):
-        return isinstance(error, (PeerLost, ExchangeTimeout)) and " of step " not in str(error)
-    text = str(error).lower()
-    said = any(word in text for word in (*LATE, *LOST))
-    return said and isinstance(error, (dist.DistError, RuntimeError))
-
-
-def _blame(world: World, found: dict[int, RankPosition], *, late: bool) -> ShoalError:
-    silent = [rank for rank in range(world.size) if rank not in found]
-    elsewhere = [
-        f"rank {rank} is {position}"
-        for rank, position in sorted(found.items())
-        if position != _here
-    ]
-    if late:
-        missing = silent or [rank for rank, position in found.items() if position != _here]
-        who = f"{_ranks(missing)} missing" if missing else "every rank is there, but it did not end"
-        why = " (no sign of life: stopped, dead or unreachable)" if silent else ""
-        what = f"exchange {_here.exchange!r} of step {_here.step}"
-        parts = [f"{what} did not end within {world.seconds:g} s: {who}{why}", *elsewhere]
-        return ExchangeTimeout("; ".join(parts))
-    who = f"{_ranks(silent)} gone" if silent else "a connection broke, though all ranks live"
-    return PeerLost("; ".join([f"{who}, while {_here}", *elsewhere]))
-
-
-def _ranks(ranks: list[int]) -> str:
-    names = ", ".join(map(str, ranks))
-    return f"rank {names} is" if len(ranks) == 1 else f"ranks {names} are"
-
-
-def install(current: Callable[[], World | None]) -> None:
-    """Make an exception that ends this process known to the others and to the launcher.
-
-    Args:
-        current: the world this process is in, if it has joined one by then.
-    """
-    before, pid = sys.excepthook, os.getpid()
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        ours, world = os.getpid() == pid, current()
-        interrupted = issubclass(kind, KeyboardInterrupt)
-        shown = interrupted and bool(os.environ.get(ERROR_FILE))
-        if ours and not interrupted:
-            shown = report_failure(world, error)
-        if not (ours and shown):  # the launcher shows it, on top of everything else
-            before(kind, error, trace)
-        if ours and world is not None and world.hosts_store:
-            time.sleep(LINGER_SECONDS)  # until the others have read why
-
-    sys.excepthook = hook
-
-
-TAIL_LINES = 60
+TRACEBACK_LINES = 60
 PACKAGE = str(Path(__file__).parents[2])
 CONSEQUENCES: dict[str, type[ShoalError]] = {
     kind.__name__: kind for kind in (PeerLost, ExchangeTimeout, LayoutMismatch)
@@ -243,52 +46,52 @@ CONSEQUENCES: dict[str, type[ShoalError]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One worker's end; JSON on the wire and on disk."""
+    """Why one worker ended; JSON in the store and in the error file."""
 
     rank: int
     type: str
     message: str
     traceback: str = ""
     exit_code: int = 1
-    seconds: float = 0.0  # the machine's monotonic clock, to tell who was first
+    seconds: float = 0.0  # on the machine's monotonic clock, to tell which rank was first
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> Failure:
-        """The failure an exception makes."""
-        lines = _own_lines(error) if isinstance(error, UsageError) else []
+        """Describe an exception that ends a rank."""
+        lines = _script_lines(error) if isinstance(error, UsageError) else []
         lines = lines or traceback.format_exception(type(error), error, error.__traceback__)
-        tail = "".join(lines).splitlines()[-TAIL_LINES:]
+        tail = "".join(lines).splitlines()[-TRACEBACK_LINES:]
         code = error.exit_code if isinstance(error, ShoalError) else 1
         return cls(rank, type(error).__name__, str(error), "\n".join(tail), code, time.monotonic())
 
     @classmethod
     def read(cls, text: bytes | str) -> Failure:
-        """What :meth:`write` wrote."""
+        """Parse the JSON of :meth:`write`."""
         return cls(**json.loads(text))
 
     def write(self) -> str:
-        """As JSON."""
+        """Return the failure as JSON."""
         return json.dumps(asdict(self))
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only says that somebody else failed."""
+        """Whether it only says that another rank failed."""
         return self.type in CONSEQUENCES
 
-    def says_as(self, other: Failure | None) -> bool:
-        """Whether another worker says the very same."""
+    def same_reason(self, other: Failure | None) -> bool:
+        """Whether another worker failed with the same error and message."""
         return other is not None and (self.type, self.message) == (other.type, other.message)
 
     def as_error(self) -> ShoalError:
-        """What the other ranks raise; a consequence is passed on, not wrapped again."""
+        """Return the error that the other ranks raise; a consequence is not wrapped again."""
         if self.is_consequence:
             return CONSEQUENCES[self.type](self.message)
-        verb = "failed: " if self.traceback else ""  # else the launcher's word: died, ended
+        verb = "failed: " if self.traceback else ""  # without one, the launcher wrote the type
         return PeerLost(f"rank {self.rank} {verb}{self.type}: {self.message}")
 
 
-def _own_lines(error: BaseException) -> list[str]:
-    """Which line of the script asked for what will not do; none if only ours are known."""
+def _script_lines(error: BaseException) -> list[str]:
+    """Format the traceback down to the script's call into Shoal; empty if Shoal alone is in it."""
     frames = traceback.extract_tb(error.__traceback__)
     script = list(takewhile(lambda frame: not frame.filename.startswith(PACKAGE), frames))
     if not script:
@@ -297,8 +100,8 @@ def _own_lines(error: BaseException) -> list[str]:
     return [head, *traceback.format_list(script), *traceback.format_exception_only(error)]
 
 
-def leave_for_launcher(failure: Failure) -> bool:
-    """Write the error file, if a launcher asked for one; whether it will be read there."""
+def write_error_file(failure: Failure) -> bool:
+    """Write the failure for the launcher, and return whether the launcher will show it."""
     path = os.environ.get(ERROR_FILE)
     if path:
         with suppress(OSError), open(path, "x", encoding="utf-8") as file:
@@ -308,8 +111,97 @@ def leave_for_launcher(failure: Failure) -> bool:
 
 
 def read_error_file(path: Path) -> Failure | None:
-    """What a worker left, or None when it could not."""
+    """Read the failure that a worker wrote; None if it could not write one."""
     try:
         return Failure.read(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return None
+
+
+@dataclass
+class RankPosition:
+    """The step of a rank, and the exchange that it is in ("" while it computes)."""
+
+    step: int = 0
+    exchange: str = ""
+
+    def __str__(self) -> str:
+        activity = f"in exchange {self.exchange!r} of" if self.exchange else "computing in"
+        return f"{activity} step {self.step}"
+
+
+# One for each process: the main thread writes it on every exchange, the watcher's thread reads it.
+POSITION = RankPosition()
+
+
+def progress(step: int, exchange: str = "") -> None:
+    """Record that this process is in ``exchange`` of ``step``; costs two assignments."""
+    POSITION.step = step
+    POSITION.exchange = exchange
+
+
+class FailureWatcher:
+    """The thread of one worker that learns of failures and tells this rank's position.
+
+    Args:
+        store: a client that no other thread uses, because a client handles one request at a time
+            and ``wait()`` blocks it.
+        rank: this rank.
+        size: how many ranks there are.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store = store
+        self.rank = rank
+        self.size = size
+        self.failure: Failure | None = None  # the first of the run, as far as this rank knows
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="shoal-failures", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; ``failure`` stays."""
+        self._stopped.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(POLL_SECONDS * 4)
+
+    def publish(self, failure: Failure) -> None:
+        """Tell all ranks that this one failed; the first failure of the run wins."""
+        first = self._store.compare_set(FAILURE_KEY, "", failure.write())
+        self._store.set(NOTIFY_KEY, "1")
+        self.failure = self.failure or Failure.read(first)
+
+    def fetch_failure(self) -> Failure | None:
+        """Return the first failure of the run, read from the store now."""
+        if self.failure is None and self._store.check([FAILURE_KEY]):
+            self.failure = Failure.read(self._store.get(FAILURE_KEY))
+        return self.failure
+
+    def collect_positions(self) -> dict[int, RankPosition]:
+        """Ask all ranks for their positions, until all have answered or ANSWER_SECONDS are over."""
+        self._write_position()
+        self._store.set(NOTIFY_KEY, "1")
+        limit = time.monotonic() + ANSWER_SECONDS
+        positions: dict[int, RankPosition] = {}
+        while len(positions) < self.size and self.fetch_failure() is None:
+            for rank in set(range(self.size)) - set(positions):
+                if self._store.check([f"at/{rank}"]):
+                    positions[rank] = RankPosition(**json.loads(self._store.get(f"at/{rank}")))
+            if time.monotonic() > limit:
+                break
+            time.sleep(POLL_SECONDS / 5)
+        return positions
+
+    def _write_position(self) -> None:
+        self._store.set(f"at/{self.rank}", json.dumps(asdict(POSITION)))
+
+    def _watch(self) -> None:
+        # torch raises a RuntimeError when the host of the store has ended: no more will come.
+        with suppress(RuntimeError):
+            while not self._stopped.wait(POLL_SECONDS):
+                if self._store.check([NOTIFY_KEY]):
+                    self.fetch_failure()
+                    self._write_position()

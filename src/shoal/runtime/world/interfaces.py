@@ -1,7 +1,7 @@
-"""Which address gloo would take, and whether other machines could reach it.
+"""The network addresses of this machine: which one gloo uses, and whether others can reach it.
 
-Without GLOO_SOCKET_IFNAME gloo resolves this machine's own name and takes the first address it
-can bind; many machines resolve their name to 127.0.1.1, and then peers elsewhere wait in vain.
+Without GLOO_SOCKET_IFNAME gloo resolves this machine's host name and uses the first address that
+it can bind. Many machines resolve their name to 127.0.1.1, which no other machine can reach.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from contextlib import suppress
 from shoal.errors import UsageError
 
 IFNAME = "GLOO_SOCKET_IFNAME"
-ELSEWHERE = "192.0.2.1"  # reserved for examples: stands for any other machine
+ELSEWHERE = "192.0.2.1"  # an address reserved for documentation: it stands for another machine
 
 
 def addresses(host: str) -> list[str]:
-    """What a name resolves to; nothing when it does not."""
+    """Return the addresses that a host name resolves to; none if it does not resolve."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(address.split("%")[0]).is_loopback
     except ValueError:
@@ -48,41 +48,67 @@ def can_bind(address: str) -> bool:
 
 def is_local(host: str) -> bool:
     """Whether ``host`` is this machine."""
-    found = addresses(host)
-    return bool(found) and any(is_loopback(a) or can_bind(a) for a in found)
+    return any(is_loopback(a) or can_bind(a) for a in addresses(host))
 
 
 def own_address(towards: str) -> str:
-    """The address of this machine by which others can reach it; no packet is sent.
+    """Return the address by which other machines can reach this one; sends no packet.
 
-    Its own name often resolves to 127.0.1.1, and so may, here, the name of who is to reach it.
+    The host name of this machine often resolves to 127.0.1.1, so the kernel is asked instead
+    which address it would use for a connection.
 
     Args:
-        towards: a host, whose side of this machine is meant.
+        towards: the host that is to reach this machine.
     """
     for host in (towards, ELSEWHERE):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
-            found = str(probe.getsockname()[0])
-            if not is_loopback(found):
-                return found
-    return _named_address()
+            address = str(probe.getsockname()[0])
+            if not is_loopback(address):
+                return address
+    return _host_name_address()
 
 
-def _named_address() -> str:
-    """What this machine's own name resolves to."""
+def _host_name_address() -> str:
+    """Return the first usable address of this machine's host name."""
     usable = [a for a in addresses(socket.gethostname()) if can_bind(a)]
     return usable[0] if usable else "127.0.0.1"
 
 
+def bind(
+    port: int,
+    *,
+    everywhere: bool,
+    name: str = "port ",
+    instead: str = "choose another, or 0 for any",
+) -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        port: the port; 0 takes any free one.
+        everywhere: listen on all interfaces, or on loopback alone.
+        name: the name of the port in the error message.
+        instead: what to do if the port is in use.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("" if everywhere else "127.0.0.1", port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"{name}{port} cannot be used: {error.strerror}; {instead}") from error
+    return listener
+
+
 def loopback_name() -> str | None:
-    """The loopback interface's name, or None when it cannot be told."""
+    """Return the name of the loopback interface, or None if it is unknown."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
 def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
-    """The interface name or address gloo would use.
+    """Return the interface name or the address that gloo would use.
 
     Raises:
         UsageError: GLOO_SOCKET_IFNAME names an interface that does not exist.
@@ -93,14 +119,15 @@ def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
         known = [name for _, name in socket.if_nameindex()]
         for name in named.split(","):
             if name not in known:
-                raise UsageError(f"{IFNAME}={named}: no interface {name!r}; "
-                                 f"one of: {', '.join(known)}")  # fmt: skip
+                raise UsageError(
+                    f"{IFNAME}={named}: no interface {name!r}; one of: {', '.join(known)}"
+                )
         return named
-    return _named_address()
+    return _host_name_address()
 
 
 def wrong_interface(master: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Why peers on other machines could not reach this one over gloo, or None when they can."""
+    """Return why other machines could not reach this one over gloo, or None if they can."""
     choice = gloo_choice(environ)
     if is_loopback(master) or not addresses(master) or all(map(is_loopback, addresses(master))):
         return None
