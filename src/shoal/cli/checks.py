@@ -103,7 +103,7 @@ def shoal_backend(name: str, workers: int) -> Finding:
         offer = segment.create(SHM_NBYTES)
     except UsageError as error:
         return Finding(name, "warn", str(error), "enlarge /dev/shm, or shoal run --backend gloo")
-    offer.withdraw()
+    offer.close()
     token, parent = Token(), os.getpid()
     child = os.fork()
     if child == 0:

@@ -21,7 +21,7 @@ from shoal.wire.shm.memory.buffers import Slots
 from shoal.wire.shm.memory.cma import CmaReader
 from shoal.wire.shm.memory.peers import Peer, host_key, this_process
 from shoal.wire.shm.memory.reduce_ops import reduction
-from shoal.wire.shm.memory.segment import create, map_from, map_own
+from shoal.wire.shm.memory.segment import create, map_from
 from shoal.wire.shm.node.collectives import NodeCollectives
 from shoal.wire.shm.options import SEGMENT_MB, segment_limit_nbytes
 from shoal.wire.shm.rendezvous import SegmentLayout, segment_layout
@@ -30,9 +30,9 @@ from shoal.wire.shm.work import Work, WorkQueue
 
 def test_a_word_that_changes_wakes_who_sleeps_on_it() -> None:
     offer = create(4096)
-    shared = map_own(offer)
+    shared = offer.map()
     other = map_from(offer.path, offer.nbytes)
-    offer.withdraw()
+    offer.close()
     words, woken = shared.words(), threading.Event()
 
     def sleeper() -> None:
@@ -60,9 +60,9 @@ def test_a_segment_is_found_while_offered_and_has_no_name_after(
         assert offer.nbytes >= 100
         if not anonymous:
             assert Path(offer.path).stat().st_mode & 0o777 == 0o600
-        map_own(offer).words()[3] = 7
+        offer.map().words()[3] = 7
         assert map_from(offer.path, offer.nbytes).words()[3] == 7
-        offer.withdraw()
+        offer.close()
         with pytest.raises(OSError, match=r"."):
             map_from(offer.path, offer.nbytes)
 
@@ -74,7 +74,7 @@ def test_without_room_a_segment_is_refused_with_what_to_do(
     with pytest.raises(UsageError, match="SHOAL_SHM_MB"):
         create(1 << 60)
     monkeypatch.setattr(segment, "_SHARED", str(tmp_path / "absent"))
-    create(100).withdraw()
+    create(100).close()
     assert "is a file of" in caplog.text
 
 
@@ -121,8 +121,8 @@ DTYPES = torch.float32, torch.bfloat16, torch.float8_e5m2
 
 def alone() -> Barrier:
     """Where a group of one meets."""
-    mapped = map_own(offer := create(4096))
-    offer.withdraw()
+    mapped = (offer := create(4096)).map()
+    offer.close()
     return Barrier(RankHeaders(mapped, 0, peers=[this_process()], names=[0]), 5)
 
 
@@ -214,8 +214,8 @@ def test_a_prepared_reduction_does_the_same_again() -> None:
 
 
 def test_a_prepared_message_is_not_kept_alive() -> None:
-    mapped = map_own(offer := create(1 << 20))
-    offer.withdraw()
+    mapped = (offer := create(1 << 20)).map()
+    offer.close()
     barrier = alone()
     slots = Slots(mapped, 4096, nbytes=64 << 10, rank=0, size=1)
     node = NodeCollectives(barrier, slots, CmaReader(barrier))

@@ -32,17 +32,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllreduceOptions,
-    PrefixStore,
-    ProcessGroupGloo,
-    ReduceOp,
-)
+from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroupGloo, ReduceOp
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.tuner import Tuner, TunerState
@@ -54,6 +50,9 @@ from shoal.wire.shm.work import Work
 
 _AGREE = op_signature("agreeing with other nodes")
 _LATE = "Timed out"
+
+Callback = Callable[[], None]
+ErrorContexts = Callable[[], AbstractContextManager[None]]
 
 
 def memory(address: int, nbytes: int) -> Tensor:
@@ -89,11 +88,7 @@ class MultiNodeCollectives:
     """
 
     def __init__(
-        self,
-        local: NodeCollectives,
-        nodes: Sequence[Sequence[int]],
-        *,
-        rendezvous: NodeRendezvous,
+        self, local: NodeCollectives, nodes: Sequence[Sequence[int]], rendezvous: NodeRendezvous
     ) -> None:
         self.local, self.buffers = local, local.buffers
         self.rank, self.size = rendezvous.rank, len(rendezvous.names)
@@ -311,29 +306,21 @@ class GlooWork(Work):
     Args:
         inner: gloo's own work.
         flat: the message.
-        operation: for messages of errors.
-        peer: for messages of errors.
+        errors: returns a context that adds operation and peer to gloo's errors.
         on_success: called when the message is complete.
     """
 
     def __init__(
-        self,
-        inner: Any,
-        flat: Tensor,
-        *,
-        operation: str,
-        peer: str,
-        on_success: Callable[[], None] | None = None,
+        self, inner: Any, flat: Tensor, errors: ErrorContexts, on_success: Callback | None = None
     ) -> None:
         super().__init__([flat])
-        self._inner, self._operation, self._peer = inner, operation, peer
-        self._on_success = on_success
+        self._inner, self._errors, self._on_success = inner, errors, on_success
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the message is sent or received; raise its error."""
         if not self._done:  # waiting twice for gloo's work would wait for another message
             limit = (timeout,) if timeout else ()
-            with gloo_errors(self._operation, self._peer):
+            with self._errors():
                 self._inner.wait(*limit)
             if self._on_success is not None:
                 self._on_success()
@@ -349,12 +336,11 @@ class GlooWork(Work):
         """Return whether it is done as far as known; gloo may report it only to :meth:`wait`."""
         return self._done or bool(self._inner.is_completed())
 
-    def _source_rank(self) -> int:
-        return int(self._inner._source_rank())
-
     def source_rank(self) -> int:
         """Return the rank that sent the message."""
-        return self._source_rank()
+        return int(self._inner._source_rank())
+
+    _source_rank = source_rank
 
 
 class GlooP2P:
@@ -370,23 +356,22 @@ class GlooP2P:
 
     def send(self, flat: Tensor, peer: int, *, tag: int) -> GlooWork:
         """Begin to send a message."""
-        operation, name = f"send (tag {tag})", f"rank {self._names[peer]}"
-        with gloo_errors(operation, name):
-            inner = self._gloo.send([flat], peer, tag)
-        return GlooWork(inner, flat, operation=operation, peer=name)
+        errors = partial(gloo_errors, f"send (tag {tag})", f"rank {self._names[peer]}")
+        with errors():
+            return GlooWork(self._gloo.send([flat], peer, tag), flat, errors)
 
     def receive(
-        self, flat: Tensor, peer: int | None, *, tag: int, on_success: Callable[[], None]
+        self, flat: Tensor, peer: int | None, *, tag: int, on_success: Callback
     ) -> GlooWork:
         """Begin to receive a message into ``flat``."""
         name = "any rank" if peer is None else f"rank {self._names[peer]}"
-        operation = f"receive (tag {tag})"
-        with gloo_errors(operation, name):
+        errors = partial(gloo_errors, f"receive (tag {tag})", name)
+        with errors():
             if peer is None:
                 inner = self._gloo.recv_anysource([flat], tag)
             else:
                 inner = self._gloo.recv([flat], peer, tag)
-        return GlooWork(inner, flat, operation=operation, peer=name, on_success=on_success)
+        return GlooWork(inner, flat, errors, on_success)
 
     def stop(self) -> None:
         """Do nothing: there is no thread to end."""

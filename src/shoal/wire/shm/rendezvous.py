@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store
@@ -134,7 +135,7 @@ def connect(rendezvous: NodeRendezvous) -> Transports:
         return Transports(collectives, P2P(barrier, outgoing, incoming, reader), barrier)
     if rendezvous.rank == 0:
         log.info("%d ranks on %d nodes", len(rendezvous.names), len(nodes))
-    multinode = MultiNodeCollectives(collectives, nodes, rendezvous=rendezvous)
+    multinode = MultiNodeCollectives(collectives, nodes, rendezvous)
     return Transports(multinode, GlooP2P(multinode.all_ranks, rendezvous.names), barrier)
 
 
@@ -171,11 +172,8 @@ def _set_up_node(rendezvous: NodeRendezvous) -> NodeSetup:
     node = next(ranks for ranks in nodes if rank in ranks)
     if segment is None:
         layout = segment_layout(1, own.limit_nbytes)
-        offer = segments.create(layout.nbytes)
-        try:
-            segment = segments.map_own(offer)
-        finally:
-            offer.withdraw()
+        with closing(segments.create(layout.nbytes)) as offer:
+            segment = offer.map()
     peers = [Peer(infos[r].pid, infos[r].started) for r in node]
     names = [rendezvous.names[r] for r in node]
     headers = RankHeaders(segment, node.index(rank), peers=peers, names=names)
@@ -193,14 +191,11 @@ def _share_segment(
     small, the error was raised on every rank before this, and no rank waits for another.
     """
     if near[0] == rank:
-        offer = segments.create(layout.nbytes)
-        try:
-            segment = segments.map_own(offer)
+        with closing(segments.create(layout.nbytes)) as offer:
+            segment = offer.map()
             store.set(f"segment/{rank}", json.dumps([offer.path, offer.nbytes, *layout]))
             store.set(f"mapped/{rank}", reach)
             read_all(store, [f"mapped/{r}" for r in near])
-        finally:
-            offer.withdraw()
         return segment, layout
     path, nbytes, *fields = json.loads(store.get(f"segment/{near[0]}"))
     try:

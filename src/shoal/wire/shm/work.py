@@ -59,9 +59,15 @@ class Work(TorchWork):
             self._gate.release()
 
     def run_callbacks(self) -> None:
-        """Set the future, if there is one, which runs its callbacks."""
-        if self._future is not None:
-            self._set_future()
+        """Set the future, if there is one, which runs its callbacks; only the first call does."""
+        if self._future is None:
+            return
+        with contextlib.suppress(IndexError):
+            self._tokens.pop()
+            if self._error is None:
+                self._future.set_result(list(self._tensors))
+            else:
+                self._future.set_exception(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until done; raise the error of the collective.
@@ -107,16 +113,8 @@ class Work(TorchWork):
             queue = self._queue
             self._future = torch.futures.Future() if queue is None else QueueFuture(queue)
             if self._done:
-                self._set_future()
+                self.run_callbacks()
         return self._future
-
-    def _set_future(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._tokens.pop()
-            if self._error is None:
-                self._future.set_result(list(self._tensors))
-            else:
-                self._future.set_exception(self._error)
 
 
 class QueueFuture(torch.futures.Future[Any]):

@@ -19,15 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from shoal.errors import BadArgument, PeerLost, UsageError
-from shoal.wire.shm.backend.tensors import (
-    flatten,
-    flatten_output,
-    require_same,
-    restore,
-    signature,
-)
-from shoal.wire.shm.memory.barrier import Barrier, op_signature
+from shoal.errors import BadArgument, UsageError
+from shoal.wire.shm.backend.tensors import flatten, flatten_output, require_same, restore, signature
+from shoal.wire.shm.memory.barrier import FAILED, LEFT, Barrier, op_signature
 from shoal.wire.shm.memory.buffers import share_buffer
 from shoal.wire.shm.memory.peers import NodeRendezvous
 from shoal.wire.shm.memory.reduce_ops import Reduction, reduction
@@ -132,11 +126,27 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     # Running and closing
 
     def _run(
-        self, call: CollectiveCall, outputs: Sequence[Tensor], opts: CallOptions = None
+        self,
+        call: CollectiveCall,
+        outputs: Sequence[Tensor],
+        opts: CallOptions = None,
+        *,
+        flats: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] = (),
     ) -> Work:
-        """Run a collective in the order of calls: in the background if it is asynchronous."""
+        """Run a collective in the order of calls: in the background if it is asynchronous.
+
+        Args:
+            call: the collective.
+            outputs: the tensors of the result.
+            opts: torch's options.
+            flats: the flat forms of the outputs, to be written back when the call is done.
+            inputs: tensors that the call reads by address, kept alive until it is done.
+        """
         self._require_open()
         self._sequence_number += 1
+        if flats or inputs:
+            call = partial(_call_and_restore, call, outputs, flats, inputs)
         return self._queue.run(call, outputs, background=getattr(opts, "asyncOp", True))
 
     def _require_open(self) -> None:
@@ -156,7 +166,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """Give up at once; the waiting threads of all ranks get an error."""
         if self._pid == os.getpid():
-            self._barrier.publish_failure(PeerLost("the group was aborted"))
+            self._barrier.headers.set_status(FAILED, "the group was aborted")
         self._close()
 
     # Collectives that combine elements
@@ -169,26 +179,15 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         if len(outputs) == 1:
             return self._run(self._allreduce(outputs[0], opts), outputs, opts)
         calls = [self._allreduce(tensor, opts) for tensor in outputs]
-
-        def call_each() -> None:
-            for call in calls:
-                call()
-
-        return self._run(call_each, outputs, opts)
+        return self._run(partial(_call_each, calls), outputs, opts)
 
     allreduce_coalesced = allreduce
 
     def _allreduce(self, tensor: Tensor, opts: CallOptions) -> CollectiveCall:
         flat = flatten_output(tensor, "all_reduce")
         name, op = _allreduce_signature(_op_hash(opts), flat.dtype, flat.numel())
-        if flat is tensor:
-            return partial(self._collectives.all_reduce, name, flat, op)
-
-        def call() -> None:
-            self._collectives.all_reduce(name, flat, op)
-            restore(tensor, flat)
-
-        return call
+        call = partial(self._collectives.all_reduce, name, flat, op)
+        return call if flat is tensor else partial(_call_and_restore, call, [tensor], [flat])
 
     def reduce(self, tensors: Sequence[Tensor], opts: CallOptions) -> Work:
         """Combine the tensors of all ranks, in place on the root."""
@@ -196,40 +195,29 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         op, root = reduction(_op_hash(opts), tensor.dtype), opts.rootRank
         flat = flatten_output(tensor, "reduce")
         name = signature(f"reduce ({op.name}) to {root}", flat.dtype, flat.numel())
-
-        def call() -> None:
-            self._collectives.reduce(name, flat, op, root=root)
-            if self.rank() == root:
-                restore(tensor, flat)
-
-        return self._run(call, tensors, opts)
+        call = partial(self._collectives.reduce, name, flat, op, root=root)
+        return self._run(call, tensors, opts, flats=[flat] if self.rank() == root else ())
 
     def reduce_scatter(
-        self,
-        outputs: Sequence[Tensor] | Tensor,
-        inputs: Sequence[Sequence[Tensor]] | Sequence[Tensor],
-        opts: CallOptions = None,
+        self, outputs: Sequence[Tensor] | Tensor, inputs: Sequence[Any], opts: CallOptions = None
     ) -> Work:
         """Combine the lists of all ranks; each rank gets the item of its own number."""
         output = outputs if isinstance(outputs, Tensor) else outputs[0]
         pieces = [inputs[0]] if isinstance(inputs[0], Tensor) else list(inputs[0])
-        if len(pieces) != self.size():
-            raise BadArgument(
-                f"reduce_scatter of {len(pieces)} tensors", f"there are {self.size()} ranks"
-            )
+        self._require_one_a_rank(f"reduce_scatter of {len(pieces)} tensors", pieces)
         require_same(pieces, output, numel=output.numel(), call="reduce_scatter")
         flats = [flatten(piece, "reduce_scatter") for piece in pieces]
-        addresses = [flat.data_ptr() for flat in flats]
-        return self._reduce_scatter(output, addresses, flats[self.rank()], opts, alive=flats)
+        sources = [flat.data_ptr() for flat in flats]
+        return self._reduce_scatter(output, sources, flats[self.rank()], opts, inputs=flats)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: CallOptions = None) -> Work:
         """Combine the tensors of all ranks; each rank gets the part of its own number."""
         numel, nbytes = output.numel(), output.nbytes
         require_same([input], output, numel=numel * self.size(), call="reduce_scatter_tensor")
         whole = flatten(input, "reduce_scatter_tensor")
-        addresses = [whole.data_ptr() + rank * nbytes for rank in range(self.size())]
+        sources = [whole.data_ptr() + rank * nbytes for rank in range(self.size())]
         own = whole[self.rank() * numel : (self.rank() + 1) * numel]
-        return self._reduce_scatter(output, addresses, own, opts, alive=whole)
+        return self._reduce_scatter(output, sources, own, opts, inputs=[whole])
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -245,32 +233,19 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduce_scatter(
-        self,
-        output: Tensor,
-        sources: Sequence[int],
-        own: Tensor,
-        opts: CallOptions,
-        *,
-        alive: object,
+        self, output: Tensor, sources: list[int], own: Tensor, opts: CallOptions, *, inputs: Any
     ) -> Work:
-        """Combine pieces given by address; ``alive`` owns their memory until they are read."""
         op = reduction(_op_hash(opts), output.dtype)
         out = flatten_output(output, "reduce_scatter")
         name = signature(f"reduce_scatter ({op.name})", out.dtype, out.numel())
-
-        def call(_: object = alive) -> None:
-            self._collectives.reduce_scatter(name, sources, own=own, out=out, op=op)
-            restore(output, out)
-
-        return self._run(call, [output], opts)
+        reduce_scatter = self._collectives.reduce_scatter
+        call = partial(reduce_scatter, name, sources, own=own, out=out, op=op)
+        return self._run(call, [output], opts, flats=[out], inputs=inputs)
 
     # Collectives that copy: each rank gives one part
 
     def allgather(
-        self,
-        outputs: Sequence[Sequence[Tensor]],
-        inputs: Sequence[Tensor],
-        opts: CallOptions = None,
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """Gather the tensors of all ranks into a list, on every rank."""
         if not inputs:
@@ -281,36 +256,26 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     allgather_coalesced = allgather
 
     def gather(
-        self,
-        outputs: Sequence[Sequence[Tensor]],
-        inputs: Sequence[Tensor],
-        opts: CallOptions,
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: CallOptions
     ) -> Work:
         """Gather the tensors of all ranks into a list, on the root."""
         targets = list(outputs[0]) if outputs else []
         return self._gather(targets, inputs[0], opts, root=opts.rootRank)
 
     def _gather(
-        self, targets: list[Tensor], source: Tensor, opts: CallOptions, *, root: int | None
+        self, outputs: list[Tensor], source: Tensor, opts: CallOptions, *, root: int | None
     ) -> Work:
         what = "all_gather" if root is None else f"gather to {root}"
         reads = root is None or root == self.rank()
-        if reads and len(targets) != self.size():
-            raise BadArgument(
-                f"{what} into {len(targets)} tensors", f"there are {self.size()} ranks"
-            )
-        require_same(targets, source, numel=source.numel(), call=what)
-        flat, flats = flatten(source, what), [flatten_output(target, what) for target in targets]
+        if reads:
+            self._require_one_a_rank(f"{what} into {len(outputs)} tensors", outputs)
+        require_same(outputs, source, numel=source.numel(), call=what)
+        flat, outs = flatten(source, what), [flatten_output(output, what) for output in outputs]
         name = signature(what, flat.dtype, flat.numel())
-        addresses = [target.data_ptr() for target in flats] if reads else None
-
-        def call() -> None:
-            address, nbytes = flat.data_ptr(), flat.nbytes
-            self._collectives.all_gather(name, address, nbytes=nbytes, targets=addresses)
-            for target, result in zip(targets, flats, strict=True):
-                restore(target, result)
-
-        return self._run(call, targets, opts)
+        targets = [out.data_ptr() for out in outs] if reads else None
+        gather, source_ptr, nbytes = self._collectives.all_gather, flat.data_ptr(), flat.nbytes
+        call = partial(gather, name, source_ptr, nbytes=nbytes, targets=targets)
+        return self._run(call, outputs, opts, flats=outs, inputs=[flat])
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: CallOptions = None) -> Work:
         """Gather the tensors of all ranks into one tensor, on every rank."""
@@ -318,14 +283,10 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         require_same([output], input, numel=numel, call="all_gather_into_tensor")
         flat, out = flatten(input, "all_gather"), flatten_output(output, "all_gather")
         name = signature("all_gather", flat.dtype, flat.numel())
-        base, nbytes = out.data_ptr(), flat.nbytes
-        addresses = [base + rank * nbytes for rank in range(self.size())]
-
-        def call() -> None:
-            self._collectives.all_gather(name, flat.data_ptr(), nbytes=nbytes, targets=addresses)
-            restore(output, out)
-
-        return self._run(call, [output], opts)
+        targets = [out.data_ptr() + rank * flat.nbytes for rank in range(self.size())]
+        gather, source, nbytes = self._collectives.all_gather, flat.data_ptr(), flat.nbytes
+        call = partial(gather, name, source, nbytes=nbytes, targets=targets)
+        return self._run(call, [output], opts, flats=[out], inputs=[flat])
 
     all_gather_single = _allgather_base
 
@@ -346,63 +307,50 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         """Copy the root's tensors to all ranks."""
         outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
-        prepare = flatten if self.rank() == root else flatten_output
-        flats = [prepare(tensor, "broadcast") for tensor in outputs]
-        names = [signature(f"broadcast from {root}", flat.dtype, flat.numel()) for flat in flats]
-
-        def call() -> None:
-            for name, tensor, flat in zip(names, outputs, flats, strict=True):
-                self._collectives.broadcast(name, flat.data_ptr(), flat.nbytes, root=root)
-                if self.rank() != root:
-                    restore(tensor, flat)
-
-        return self._run(call, outputs, None if isinstance(opts, int) else opts)
+        is_root = self.rank() == root
+        flats = [(flatten if is_root else flatten_output)(x, "broadcast") for x in outputs]
+        calls = [
+            partial(
+                self._collectives.broadcast,
+                signature(f"broadcast from {root}", flat.dtype, flat.numel()),
+                flat.data_ptr(),
+                flat.nbytes,
+                root=root,
+            )
+            for flat in flats
+        ]
+        results, opts = () if is_root else flats, None if isinstance(opts, int) else opts
+        return self._run(partial(_call_each, calls), outputs, opts, flats=results, inputs=flats)
 
     def scatter(
-        self,
-        outputs: Sequence[Tensor],
-        inputs: Sequence[Sequence[Tensor]],
-        opts: CallOptions,
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: CallOptions
     ) -> Work:
         """Copy to each rank its item of the root's list."""
         root, output = opts.rootRank, outputs[0]
         pieces = list(inputs[0]) if inputs and self.rank() == root else []
-        if self.rank() == root and len(pieces) != self.size():
-            raise BadArgument(f"scatter of {len(pieces)} tensors", f"there are {self.size()} ranks")
+        if self.rank() == root:
+            self._require_one_a_rank(f"scatter of {len(pieces)} tensors", pieces)
         require_same(pieces, output, numel=output.numel(), call="scatter")
         flats = [flatten(piece, "scatter") for piece in pieces]
         out = flatten_output(output, "scatter")
         name = signature(f"scatter from {root}", out.dtype, out.numel())
-        sources, nbytes = [flat.data_ptr() for flat in flats], out.nbytes
-
-        def call() -> None:
-            target = out.data_ptr()
-            self._collectives.scatter(name, sources, nbytes=nbytes, target=target, root=root)
-            flats.clear()
-            restore(output, out)
-
-        return self._run(call, outputs, opts)
+        sources, target = [flat.data_ptr() for flat in flats], out.data_ptr()
+        scatter, nbytes = self._collectives.scatter, out.nbytes
+        call = partial(scatter, name, sources, nbytes=nbytes, target=target, root=root)
+        return self._run(call, outputs[:1], opts, flats=[out], inputs=flats)
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
     ) -> Work:
         """Send to each rank its item of a list; receive a list likewise."""
-        if len(outputs) != self.size() or len(inputs) != self.size():
-            raise BadArgument(
-                f"all_to_all of {len(inputs)} into {len(outputs)} tensors",
-                f"there are {self.size()} ranks",
-            )
+        for tensors in (inputs, outputs):
+            what = f"all_to_all of {len(inputs)} into {len(outputs)} tensors"
+            self._require_one_a_rank(what, tensors)
         sources = [flatten(tensor, "all_to_all") for tensor in inputs]
         targets = [flatten_output(tensor, "all_to_all") for tensor in outputs]
         name = op_signature(f"all_to_all of {sources[0].dtype}")
-
-        def call() -> None:
-            ranges = ([(flat.data_ptr(), flat.nbytes) for flat in fs] for fs in (sources, targets))
-            self._collectives.all_to_all(name, *ranges)
-            for tensor, flat in zip(outputs, targets, strict=True):
-                restore(tensor, flat)
-
-        return self._run(call, outputs, opts)
+        call = partial(self._collectives.all_to_all, name, _ranges(sources), _ranges(targets))
+        return self._run(call, outputs, opts, flats=targets, inputs=sources)
 
     def alltoall_base(
         self,
@@ -417,13 +365,8 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         sources = self._split_rows(source, input, input_split_sizes)
         targets = self._split_rows(target, output, output_split_sizes)
         name = op_signature(f"all_to_all of {source.dtype}")
-
-        def call() -> None:
-            self._collectives.all_to_all(name, sources, targets)
-            source.data_ptr()  # keeps the source alive until here
-            restore(output, target)
-
-        return self._run(call, [output], opts)
+        call = partial(self._collectives.all_to_all, name, sources, targets)
+        return self._run(call, [output], opts, flats=[target], inputs=[source])
 
     all_to_all_single = alltoall_base
 
@@ -441,6 +384,10 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
             parts.append((address, count * width))
             address += count * width
         return parts
+
+    def _require_one_a_rank(self, call: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.size():
+            raise BadArgument(call, f"there are {self.size()} ranks")
 
     # Barriers
 
@@ -505,7 +452,28 @@ def _close(pid: int, queue: WorkQueue, p2p: P2P | GlooP2P, barrier: Barrier) -> 
         return
     queue.stop()
     p2p.stop()
-    barrier.leave()
+    barrier.headers.set_status(LEFT)
+
+
+def _call_each(calls: Sequence[CollectiveCall]) -> None:
+    for call in calls:
+        call()
+
+
+def _call_and_restore(
+    call: CollectiveCall,
+    outputs: Sequence[Tensor],
+    flats: Sequence[Tensor],
+    inputs: Sequence[Tensor] = (),
+) -> None:
+    """Call, then write flat results back, if any; the arguments keep all tensors alive."""
+    call()
+    for output, flat in zip(outputs, flats, strict=False):
+        restore(output, flat)
+
+
+def _ranges(flats: Sequence[Tensor]) -> list[MemoryRange]:
+    return [(flat.data_ptr(), flat.nbytes) for flat in flats]
 
 
 def _op_hash(opts: CallOptions) -> int:

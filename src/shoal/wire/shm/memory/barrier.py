@@ -98,7 +98,14 @@ class RankHeaders:
         return int(self.words[(HEADER_NBYTES * rank + _STATUS) >> 2])
 
     def set_status(self, status: int, reason: str = "") -> None:
-        """Publish that this rank has left or failed, and wake all ranks that wait for it."""
+        """Publish that this rank has left or failed, and wake all ranks; only the first call does.
+
+        Args:
+            status: ``LEFT`` or ``FAILED``.
+            reason: why it failed.
+        """
+        if self.status(self.rank) != PRESENT:
+            return
         header = HEADER_NBYTES * self.rank
         text = reason.encode()[:_REASON_NBYTES].ljust(_REASON_NBYTES)
         self._bytes[header + _REASON : header + _REASON + _REASON_NBYTES] = text
@@ -179,7 +186,7 @@ class Barrier:
         if not isinstance(error, LayoutMismatch) and not self._failure:
             # the text only: the error itself would keep the group alive
             self._failure = str(error) or type(error).__name__
-            self.publish_failure(error)
+            self.headers.set_status(FAILED, str(error))
 
     def begin(self, signature: bytes) -> None:
         """Enter the first barrier of a collective, and check that all ranks call the same one.
@@ -243,22 +250,16 @@ class Barrier:
         end = time.monotonic() + self.seconds
         words[self._word + _SLEEPS_WORDS] = 1
         try:
-            self._sleep(word, address, behind, end=end)
+            while words[word] == behind:
+                futex.sleep(address, behind, _SLEEP)
+                late = [rank for w, _, rank in self._others if words[w] == behind]
+                if words[word] == behind:
+                    self.check(self.operation, late, end)
+        except FaultError:
+            if words[word] == behind:  # else the rank arrived at the last moment
+                raise
         finally:
             words[self._word + _SLEEPS_WORDS] = 0
-
-    def _sleep(self, word: int, address: int, behind: int, *, end: float) -> None:
-        words = self.headers.words
-        while words[word] == behind:
-            futex.sleep(address, behind, _SLEEP)
-            if words[word] != behind:
-                return
-            late = [rank for w, _, rank in self._others if words[w] == behind]
-            try:
-                self.check(self.operation, late, end)
-            except FaultError:
-                if words[word] == behind:  # else the rank arrived at the last moment
-                    raise
 
     def check(self, operation: str, awaited: Iterable[int], end: float) -> None:
         """Raise if there is no use in waiting any longer.
@@ -283,16 +284,6 @@ class Barrier:
         if time.monotonic() > end:
             ranks = "; ".join(self._describe(rank) for rank in late)
             raise ExchangeTimeout(f"{operation}: {_LATE} {self.seconds:g} s, for {ranks}")
-
-    def publish_failure(self, error: BaseException) -> None:
-        """Publish that this rank has given up, and why."""
-        if self.headers.status(self.headers.rank) == PRESENT:
-            self.headers.set_status(FAILED, str(error))
-
-    def leave(self) -> None:
-        """Publish that this rank takes no further part."""
-        if self.headers.status(self.headers.rank) == PRESENT:
-            self.headers.set_status(LEFT)
 
     def _describe(self, rank: int) -> str:
         headers = self.headers

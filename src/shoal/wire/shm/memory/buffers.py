@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from ctypes import memmove
 from typing import NamedTuple
 
@@ -233,14 +234,11 @@ def share_buffer(store: Store, key: str, nbytes: int, *, rank: int, size: int) -
     part = segments.round_to_pages(max(nbytes, 1))
     mapped = [f"{key}/mapped/{other}" for other in range(size)]
     if rank == 0:
-        offer = segments.create(part * size)
-        try:
-            segment = segments.map_own(offer)
+        with closing(segments.create(part * size)) as offer:
+            segment = offer.map()
             store.set(key, json.dumps([offer.path, offer.nbytes]))
             store.set(mapped[0], "1")
             read_all(store, mapped)  # returns when all ranks have mapped it
-        finally:
-            offer.withdraw()
     else:
         path, total = json.loads(store.get(key))
         segment = segments.map_from(path, total)

@@ -46,7 +46,11 @@ class Offer(NamedTuple):
     nbytes: int
     linked: bool  # a file with a name, to be unlinked
 
-    def withdraw(self) -> None:
+    def map(self) -> Segment:
+        """Map the segment in this process."""
+        return Segment(self.descriptor, self.nbytes)
+
+    def close(self) -> None:
         """Close the file, so that the segment lives only in the mappings that exist."""
         os.close(self.descriptor)
         if self.linked:
@@ -90,11 +94,6 @@ def _create_file(nbytes: int) -> Offer:
         f"no space for a shared segment of {nbytes:,} bytes ({space}); enlarge /dev/shm, set "
         "SHOAL_SHM_MB to a smaller number, or use the gloo backend"
     )
-
-
-def map_own(offer: Offer) -> Segment:
-    """Map a segment that this process created."""
-    return Segment(offer.descriptor, offer.nbytes)
 
 
 def map_from(path: str, nbytes: int) -> Segment:

@@ -57,7 +57,7 @@ class P2PWork(Work):
         drive: Callable[[P2PWork, float], None] | None = None,
     ) -> None:
         super().__init__([flat])
-        self.flat, self.tag, self.peer, self._drive = flat, tag, peer, drive
+        self.tag, self.peer, self._drive = tag, peer, drive
         self.address, self.nbytes, self.start = flat.data_ptr(), flat.nbytes, 0
         self.end, self.any_source = end, peer is None
         self.on_success: Callable[[], None] | None = None
@@ -75,12 +75,11 @@ class P2PWork(Work):
                 raise ExchangeTimeout(f"a message (tag {self.tag}) not done within {seconds:g} s")
         return super().wait()
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
+        """Return the rank that sent the message; -1 if it is not known yet."""
         return -1 if self.peer is None else self.peer
 
-    def source_rank(self) -> int:
-        """Return the rank that sent the message."""
-        return self._source_rank()
+    _source_rank = source_rank
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark as done; without an error call ``on_success`` first."""
