@@ -43,6 +43,7 @@ from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGro
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.tuner import Tuner, TunerState
 from shoal.wire.shm.memory.barrier import SIGNATURE_NBYTES, op_signature
+from shoal.wire.shm.memory.buffers import tensor_at
 from shoal.wire.shm.memory.peers import NodeRendezvous
 from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.node.collectives import MemoryRange, NodeCollectives
@@ -53,14 +54,6 @@ _LATE = "Timed out"
 
 Callback = Callable[[], None]
 ErrorContexts = Callable[[], AbstractContextManager[None]]
-
-
-def memory(address: int, nbytes: int) -> Tensor:
-    """Return memory of this process as a tensor of bytes."""
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    block = (ctypes.c_ubyte * nbytes).from_address(address)
-    return torch.frombuffer(block, dtype=torch.uint8)
 
 
 @contextmanager
@@ -79,13 +72,7 @@ def gloo_errors(operation: str, peer: str) -> Iterator[None]:
 
 
 class MultiNodeCollectives:
-    """The collectives of a group on several nodes, as one of its ranks calls them.
-
-    Args:
-        local: the collectives of this node's ranks.
-        nodes: the group's ranks by node.
-        rendezvous: of the group.
-    """
+    """The collectives of a group whose ranks are on several ``nodes``, as one rank calls them."""
 
     def __init__(
         self, local: NodeCollectives, nodes: Sequence[Sequence[int]], rendezvous: NodeRendezvous
@@ -187,7 +174,7 @@ class MultiNodeCollectives:
             self.local.broadcast(signature, address, nbytes, root=local_root)
         if self.local.rank == 0:
             with self._gloo_errors(signature):
-                self._peers.broadcast(memory(address, nbytes), source).wait()
+                self._peers.broadcast(tensor_at(address, nbytes), source).wait()
         if source != self._node:
             self.local.broadcast(signature, address, nbytes, root=0)
 
@@ -198,7 +185,7 @@ class MultiNodeCollectives:
         self.barrier(signature)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
         with self._gloo_errors(signature):
-            self.all_ranks._allgather_base(out, memory(source, nbytes)).wait()
+            self.all_ranks._allgather_base(out, tensor_at(source, nbytes)).wait()
         for rank, target in enumerate(targets or ()):
             ctypes.memmove(target, out.data_ptr() + rank * nbytes, nbytes)
 
@@ -228,7 +215,7 @@ class MultiNodeCollectives:
         self.barrier(signature)
         sent, expected = [n for _, n in sources], [n for _, n in targets]
         self._check_sizes(sent, expected)
-        packed = torch.cat([memory(*source) for source in sources])
+        packed = torch.cat([tensor_at(*source) for source in sources])
         received = torch.empty(sum(expected), dtype=torch.uint8)
         with self._gloo_errors(signature):
             self.all_ranks.alltoall_base(received, packed, expected, sent).wait()
@@ -301,14 +288,7 @@ class Leaders:
 
 
 class GlooWork(Work):
-    """A message that gloo sends or receives.
-
-    Args:
-        inner: gloo's own work.
-        flat: the message.
-        errors: returns a context that adds operation and peer to gloo's errors.
-        on_success: called when the message is complete.
-    """
+    """A message that gloo sends or receives; ``on_success`` is called when it is complete."""
 
     def __init__(
         self, inner: Any, flat: Tensor, errors: ErrorContexts, on_success: Callback | None = None
@@ -344,12 +324,7 @@ class GlooWork(Work):
 
 
 class GlooP2P:
-    """The messages of a group on several nodes: all of them over gloo.
-
-    Args:
-        gloo: between all ranks.
-        names: the global rank of each rank.
-    """
+    """The messages of a group on several nodes: all of them over gloo."""
 
     def __init__(self, gloo: Any, names: Sequence[int]) -> None:
         self._gloo, self._names = gloo, names

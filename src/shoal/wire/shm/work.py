@@ -118,11 +118,7 @@ class Work(TorchWork):
 
 
 class QueueFuture(torch.futures.Future[Any]):
-    """A future that can be waited for in a callback, which runs in the queue's own thread.
-
-    Args:
-        queue: that runs the collective.
-    """
+    """A future that can be waited for in a callback, which runs in the queue's own thread."""
 
     def __init__(self, queue: WorkQueue) -> None:
         super().__init__()
@@ -146,11 +142,7 @@ class FinishedWork(Work):
 
 
 class WorkQueue:
-    """Runs collectives one after the other, in the order of calls.
-
-    Args:
-        barrier: is prepared before each collective, and records its error.
-    """
+    """Runs a group's collectives one after the other, in the order of calls."""
 
     def __init__(self, barrier: Barrier) -> None:
         self._barrier, self.stopped = barrier, False

@@ -38,14 +38,7 @@ _SUM = hash(dist.ReduceOp.SUM)
 
 
 class ShoalGroup(_TorchGroup):  # type: ignore[misc]
-    """The process group that ``init_process_group("shoal")`` creates.
-
-    Args:
-        store: of the group.
-        rank: of this process in the group.
-        size: how many ranks.
-        transports: from ``connect``.
-    """
+    """The process group that ``init_process_group("shoal")`` creates."""
 
     supports_splitting = False
     supports_coalescing = False

@@ -61,13 +61,9 @@ def _hash(signature: bytes) -> int:
 
 
 class RankHeaders:
-    """The headers of a group's ranks, as one rank reads and writes them.
+    """The headers of a group's ranks, at the beginning of the segment, as one rank uses them.
 
-    Args:
-        segment: shared by the group; the headers are its first bytes.
-        rank: of this process in the group.
-        peers: the process of each rank.
-        names: the global rank of each rank, used in messages.
+    ``peers`` are the processes of the ranks; ``names`` their global ranks, used in messages.
     """
 
     def __init__(
@@ -141,12 +137,7 @@ class RankHeaders:
 
 
 class Barrier:
-    """The barrier of one group, as one rank uses it.
-
-    Args:
-        headers: of the group's ranks.
-        seconds: the timeout.
-    """
+    """The barrier of one group, as one rank uses it; ``seconds`` is its timeout."""
 
     def __init__(self, headers: RankHeaders, seconds: float) -> None:
         self.headers, self.seconds = headers, seconds

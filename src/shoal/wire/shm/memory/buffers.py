@@ -20,7 +20,7 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from ctypes import memmove
+from ctypes import c_char, memmove
 from typing import NamedTuple
 
 import torch
@@ -39,14 +39,7 @@ TURNS = 2
 
 
 class Slots:
-    """The slots of a group.
-
-    Args:
-        segment: shared by the group.
-        start: offset of the first slot in the segment.
-        nbytes: of one slot; a multiple of ``ALIGN``.
-        rank: of this process.
-        size: how many ranks share the segment.
+    """The slots of a group, from offset ``start`` of the segment on, of ``nbytes`` each.
 
     Attributes:
         round_nbytes: the most that a round should copy.
@@ -128,6 +121,13 @@ class Slots:
         ]
 
 
+def tensor_at(address: int, nbytes: int) -> Tensor:
+    """Return memory of this process as a tensor of bytes, which does not keep it alive."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((c_char * nbytes).from_address(address), dtype=torch.uint8)
+
+
 def share_numel(numel: int, ranks: int, *, width: int) -> int:
     """Return how many of ``numel`` elements each rank combines: 1/n, in whole cache lines.
 
@@ -165,14 +165,7 @@ class SharedRange(NamedTuple):
 
 
 class SharedBuffer:
-    """One tensor a rank, in memory that all ranks of the node map.
-
-    Args:
-        segment: holds the parts.
-        part_nbytes: of each rank's part.
-        rank: of this process in the node.
-        size: how many ranks.
-    """
+    """One tensor for each rank, in memory that all ranks of the node map."""
 
     def __init__(self, segment: Segment, part_nbytes: int, *, rank: int, size: int) -> None:
         with torch.inference_mode(False):
@@ -222,14 +215,9 @@ class SharedBuffer:
 
 
 def share_buffer(store: Store, key: str, nbytes: int, *, rank: int, size: int) -> SharedBuffer:
-    """Share a new segment with a part of ``nbytes`` for each of ``size`` ranks.
+    """Share a new segment with a part of ``nbytes`` for each of ``size`` ranks; rank 0 creates it.
 
-    Args:
-        store: that all these ranks use.
-        key: not used for another buffer.
-        nbytes: of a part.
-        rank: of this process in the node; rank 0 creates the segment.
-        size: how many ranks.
+    ``key`` of the store must not be used for another buffer.
     """
     part = segments.round_to_pages(max(nbytes, 1))
     mapped = [f"{key}/mapped/{other}" for other in range(size)]

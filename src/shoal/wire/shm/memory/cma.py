@@ -83,12 +83,7 @@ def can_read(pid: int, card: Sequence[int | str]) -> bool:
 
 
 class CmaReader:
-    """Reads memory of other ranks whose address they have published.
-
-    Args:
-        barrier: of the group.
-        least_nbytes: the smallest message that is read; smaller ones go through the segment.
-    """
+    """Reads memory of other ranks, of messages from ``least_nbytes`` on."""
 
     def __init__(self, barrier: Barrier, least_nbytes: int = NEVER) -> None:
         self._barrier, self.least_nbytes = barrier, least_nbytes
@@ -96,14 +91,9 @@ class CmaReader:
     def __call__(
         self, rank: int, source: int, *, target: int, nbytes: int, operation: str = ""
     ) -> None:
-        """Copy a rank's memory to an address of this process.
+        """Copy from address ``source`` of a rank's process to address ``target`` of this process.
 
-        Args:
-            rank: whose memory.
-            source: the address in that rank's process.
-            target: the address in this process.
-            nbytes: how many bytes.
-            operation: for messages; by default the collective that this rank runs.
+        ``operation`` is for messages; by default it is the collective that this rank runs.
 
         Raises:
             PeerLost: the memory cannot be read, or the rank failed or left meanwhile, so that the

@@ -47,15 +47,7 @@ class RingCell(NamedTuple):
 
 
 class Ring:
-    """The ring from one rank to another, as one of the two uses it.
-
-    Args:
-        segment: shared by the group.
-        start: offset of the ring in the segment.
-        cell_nbytes: the size of a cell.
-        headers: whose bells are rung.
-        other: the other rank.
-    """
+    """The ring at offset ``start`` of the segment, as one of its two ranks uses it."""
 
     def __init__(
         self, segment: Segment, start: int, *, cell_nbytes: int, headers: RankHeaders, other: int

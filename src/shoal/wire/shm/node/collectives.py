@@ -31,13 +31,7 @@ _CACHED_ROUNDS = 1024  # at most; those of the oldest messages are dropped first
 
 
 class NodeCollectives:
-    """The collectives of a group's ranks on one node, as one of these ranks calls them.
-
-    Args:
-        barrier: of these ranks.
-        slots: their data buffers.
-        reader: of the other ranks' memory.
-    """
+    """The collectives of a group's ranks on one node, as one of these ranks calls them."""
 
     def __init__(self, barrier: Barrier, slots: Slots, reader: CmaReader) -> None:
         self._barrier, self.slots, self._read = barrier, slots, reader

@@ -27,11 +27,8 @@ _AWAKE_SECONDS = 0.1  # how long the helper thread stays awake after the last me
 class P2P:
     """Sends and receives all messages of one rank.
 
-    Args:
-        barrier: of the group, for its timeout and its failures.
-        outgoing: the ring to each other rank.
-        incoming: the ring from each other rank.
-        reader: of the other ranks' memory.
+    ``outgoing`` and ``incoming`` are the rings to and from each rank; None for this rank itself. Of
+    the barrier only the timeout and the failures are used.
     """
 
     def __init__(

@@ -98,13 +98,7 @@ class P2PWork(Work):
 
 
 class P2PQueues:
-    """All messages of this rank that are not complete; for one thread at a time.
-
-    Args:
-        outgoing: the ring to each other rank.
-        incoming: the ring from each other rank.
-        reader: of the other ranks' memory.
-    """
+    """All messages of this rank that are not complete; for one thread at a time."""
 
     def __init__(
         self, outgoing: Sequence[Ring | None], incoming: Sequence[Ring | None], reader: CmaReader
@@ -233,9 +227,7 @@ class P2PQueues:
 class SendQueue:
     """The messages that this rank sends, in order for each receiver; for one thread at a time.
 
-    Args:
-        rings: to each other rank.
-        least_nbytes: the smallest message that the receiver reads from this process' memory.
+    Receivers read messages from ``least_nbytes`` on from the memory of this process.
     """
 
     def __init__(self, rings: Sequence[Ring | None], least_nbytes: int) -> None:

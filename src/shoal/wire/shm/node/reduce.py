@@ -27,14 +27,14 @@ and phase 1 never writes to that position; the rest of the slot has been combine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from ctypes import c_char, memmove
+from ctypes import memmove
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shoal.wire.shm.memory.buffers import ALIGN, Slots, share_numel, share_range
+from shoal.wire.shm.memory.buffers import ALIGN, Slots, share_numel, share_range, tensor_at
 from shoal.wire.shm.memory.reduce_ops import Reduction
 
 _SHORT_NBYTES = 1 << 20  # of all ranks: combining these on every rank costs less than a barrier
@@ -69,7 +69,8 @@ def prepare_rounds(slots: Slots, tensor: Tensor, op: Reduction) -> list[Prepared
     """
     turn = slots.turn
     with torch.inference_mode(False):  # the views are used again later, in any mode
-        rounds = _prepare(slots, _view(tensor), op)
+        flat = tensor_at(tensor.data_ptr(), tensor.nbytes).view(tensor.dtype)
+        rounds = _prepare(slots, flat, op)
     slots.turn = turn
     return rounds
 
@@ -85,14 +86,6 @@ def _prepare(slots: Slots, flat: Tensor, op: Reduction) -> list[PreparedRound]:
     share = share_numel(-(-numel // -(-numel // most)), size, width=width)
     cuts = slots.rounds(numel, share * size)
     return [_two_phase_round(slots, flat[at : at + count], op, share=share) for at, count in cuts]
-
-
-def _view(flat: Tensor) -> Tensor:
-    """Return a view of the same memory, by address, that does not keep it alive."""
-    if not flat.numel():
-        return flat.new_empty(0)
-    memory = (c_char * flat.nbytes).from_address(flat.data_ptr())
-    return torch.frombuffer(memory, dtype=flat.dtype)
 
 
 def _one_phase_round(slots: Slots, part: Tensor, op: Reduction) -> PreparedRound:
