@@ -16,8 +16,8 @@ import pytest
 from shoal.cli import checks, main
 from shoal.cli.checks import CHECKS, Finding, examine
 from shoal.errors import UsageError
-from shoal.wire.shm.memory import cma as reading
-from shoal.wire.shm.memory import segment
+from shoal.wire.shm.memory import cma, segment
+from shoal.wire.shm.options import DIRECT_MB
 
 
 def test_this_machine_can_be_examined(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,12 +110,12 @@ def test_the_backend_of_one_machine_is_tried(monkeypatch: pytest.MonkeyPatch) ->
     assert "shared by an anonymous file" in checks.shoal_backend("shoal backend", 2).fact
     fact = checks.shoal_backend("shoal backend", 2).fact
     assert "workers can read" in fact or "workers cannot read" in fact  # as the kernel has it
-    monkeypatch.setenv(reading.LEAST, "inf")
+    monkeypatch.setenv(DIRECT_MB, "inf")
     assert "forbids workers" in checks.shoal_backend("shoal backend", 2).fact
-    monkeypatch.delenv(reading.LEAST)
-    monkeypatch.setattr(reading, "_readv", None)
+    monkeypatch.delenv(DIRECT_MB)
+    monkeypatch.setattr(cma, "_readv", None)
     assert "workers cannot read" in checks.shoal_backend("shoal backend", 2).fact
-    monkeypatch.setattr(segment, "make", raising(UsageError("no place for a shared segment")))
+    monkeypatch.setattr(segment, "create", raising(UsageError("no space for a shared segment")))
     assert checks.shoal_backend("shoal backend", 2).status == "warn"
 
 

@@ -95,23 +95,24 @@ def backends(name: str, workers: int) -> Finding:
 def shoal_backend(name: str, workers: int) -> Finding:
     """Check that workers of this machine can share memory, and read each other's."""
     from shoal.wire.shm.memory import segment
-    from shoal.wire.shm.memory.cma import LEAST, NEVER, Token, finds, least_nbytes
+    from shoal.wire.shm.memory.cma import Token, can_read
+    from shoal.wire.shm.options import DIRECT_MB, NEVER, direct_nbytes
 
     try:
-        offer = segment.make(SHM_NBYTES)
+        offer = segment.create(SHM_NBYTES)
     except UsageError as error:
         return Finding(name, "warn", str(error), "enlarge /dev/shm, or shoal run --backend gloo")
-    offer.withdraw()
+    offer.close()
     token, parent = Token(), os.getpid()
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
-            os._exit(0 if finds(parent, token.card) else 1)
+            os._exit(0 if can_read(parent, token.card) else 1)
         os._exit(1)
     _, code = os.waitpid(child, 0)
     medium = f"a file in {Path(offer.path).parent}" if offer.linked else "an anonymous file"
-    if least_nbytes() == NEVER:
-        reading = f"{LEAST} forbids workers to read each other's memory"
+    if direct_nbytes() == NEVER:
+        reading = f"{DIRECT_MB} forbids workers to read each other's memory"
     else:
         reading = f"workers {'can' if code == 0 else 'cannot'} read each other's memory"
     return Finding(name, "ok", f"memory is shared by {medium}; {reading}")

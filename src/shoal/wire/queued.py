@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shoal.wire.collective import CollectiveWire
 from shoal.wire.route import Leg, RouteCut, take_in
-from shoal.wire.shm.backend.work import Work
+from shoal.wire.shm.work import Work
 from shoal.wire.wire import Pending, PendingWork, Ready
 
 Urgency: TypeAlias = Callable[[int], int]

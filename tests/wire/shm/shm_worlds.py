@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from shoal.wire.shm import register
-from shoal.wire.shm.memory.cma import Token, finds
+from shoal.wire.shm.memory.cma import Token, can_read
 
 
 def enter(seconds: float = 60) -> tuple[int, int]:
@@ -29,7 +29,7 @@ def _reads_its_parent() -> bool:
     token, parent = Token(), os.getpid()
     child = os.fork()
     if child == 0:
-        os._exit(0 if finds(parent, token.card) else 1)
+        os._exit(0 if can_read(parent, token.card) else 1)
     return os.waitpid(child, 0)[1] == 0
 
 

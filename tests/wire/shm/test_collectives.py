@@ -96,7 +96,7 @@ def test_sums_are_equal_bit_for_bit_and_in_the_order_of_ranks() -> None:
 
 def small_segment() -> None:
     rank, size = enter()
-    assert dist.group.WORLD._wire.slots.nbytes < 1 << 20
+    assert dist.group.WORLD._collectives.slots.nbytes < 1 << 20
     x = torch.full((1_000_003,), float(rank + 1))
     dist.all_reduce(x)
     assert x.eq(sum(range(1, size + 1))).all()

@@ -88,7 +88,7 @@ def struck(name: str, number: int, seconds: float, named: bool) -> Told:
     if named:
         del os.memfd_create
     rank, _ = enter(seconds=PATIENCE)
-    peers = dist.group.WORLD._board.lines.peers
+    peers = dist.group.WORLD._barrier.headers.peers
     call = CALLS[name]
     dist.barrier()
     dist.group.WORLD.set_timeout(timedelta(seconds=seconds))  # not before: to meet takes its time

@@ -104,7 +104,7 @@ def expanded() -> str:
 
 
 def test_an_expanded_tensor_is_sent_and_not_written_to() -> None:
-    assert "its numbers share memory" in run_workers(2, expanded)[1]
+    assert "its elements share memory" in run_workers(2, expanded)[1]
 
 
 def to_oneself() -> None:

@@ -14,23 +14,25 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import BadArgument, LayoutMismatch, PeerLost, UsageError
-from shoal.wire.shm.backend.work import Lane, Work
+from shoal.wire.shm.backend.tensors import flatten, restore
 from shoal.wire.shm.memory import futex, segment
-from shoal.wire.shm.memory.barrier import Board, Lines, entitled
+from shoal.wire.shm.memory.barrier import Barrier, RankHeaders, op_signature
 from shoal.wire.shm.memory.buffers import Slots
-from shoal.wire.shm.memory.cma import Reader
-from shoal.wire.shm.memory.peers import Peer, host_key, myself
-from shoal.wire.shm.memory.reduce_ops import flatten, reduction, restore
-from shoal.wire.shm.memory.segment import make, map_from, map_own
-from shoal.wire.shm.node.collectives import Host
-from shoal.wire.shm.rendezvous import LIMIT, Layout, layout, limit_nbytes
+from shoal.wire.shm.memory.cma import CmaReader
+from shoal.wire.shm.memory.peers import Peer, host_key, this_process
+from shoal.wire.shm.memory.reduce_ops import reduction
+from shoal.wire.shm.memory.segment import create, map_from
+from shoal.wire.shm.node.collectives import NodeCollectives
+from shoal.wire.shm.options import SEGMENT_MB, segment_limit_nbytes
+from shoal.wire.shm.rendezvous import SegmentLayout, segment_layout
+from shoal.wire.shm.work import Work, WorkQueue
 
 
 def test_a_word_that_changes_wakes_who_sleeps_on_it() -> None:
-    offer = make(4096)
-    shared = map_own(offer)
+    offer = create(4096)
+    shared = offer.map()
     other = map_from(offer.path, offer.nbytes)
-    offer.withdraw()
+    offer.close()
     words, woken = shared.words(), threading.Event()
 
     def sleeper() -> None:
@@ -54,13 +56,13 @@ def test_a_segment_is_found_while_offered_and_has_no_name_after(
     for anonymous in (True, False):
         if not anonymous:
             monkeypatch.delattr(os, "memfd_create")
-        offer = make(100)
+        offer = create(100)
         assert offer.nbytes >= 100
         if not anonymous:
             assert Path(offer.path).stat().st_mode & 0o777 == 0o600
-        map_own(offer).words()[3] = 7
+        offer.map().words()[3] = 7
         assert map_from(offer.path, offer.nbytes).words()[3] == 7
-        offer.withdraw()
+        offer.close()
         with pytest.raises(OSError, match=r"."):
             map_from(offer.path, offer.nbytes)
 
@@ -70,14 +72,14 @@ def test_without_room_a_segment_is_refused_with_what_to_do(
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(UsageError, match="SHOAL_SHM_MB"):
-        make(1 << 60)
+        create(1 << 60)
     monkeypatch.setattr(segment, "_SHARED", str(tmp_path / "absent"))
-    make(100).withdraw()
+    create(100).close()
     assert "is a file of" in caplog.text
 
 
 def test_the_dead_and_the_replaced_do_not_live() -> None:
-    me = myself()
+    me = this_process()
     assert me.alive
     assert me.condition == "running"
     assert not Peer(me.pid, me.started + 1).alive
@@ -100,28 +102,28 @@ def test_hosts_are_told_apart_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layout_fits_its_limit_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    roomy = layout(4, 256 << 20)
+    roomy = segment_layout(4, 256 << 20)
     assert roomy.nbytes <= 256 << 20
-    assert layout(4, 3 << 20).nbytes <= 3 << 20
-    assert layout(64, 256 << 20).nbytes <= 256 << 20
+    assert segment_layout(4, 3 << 20).nbytes <= 3 << 20
+    assert segment_layout(64, 256 << 20).nbytes <= 256 << 20
     assert roomy.ring(3, 3) < roomy.nbytes
-    assert Layout(1, 64, 64).slots >= 1024
-    with pytest.raises(BadArgument, match=LIMIT):
-        layout(64, 1 << 20)
+    assert SegmentLayout(1, 64, 64).slots >= 1024
+    with pytest.raises(BadArgument, match=SEGMENT_MB):
+        segment_layout(64, 1 << 20)
     for wrong in ("0", "-1", "many", "inf"):
-        monkeypatch.setenv(LIMIT, wrong)
-        with pytest.raises(BadArgument, match=LIMIT):
-            limit_nbytes()
+        monkeypatch.setenv(SEGMENT_MB, wrong)
+        with pytest.raises(BadArgument, match=SEGMENT_MB):
+            segment_limit_nbytes()
 
 
 DTYPES = torch.float32, torch.bfloat16, torch.float8_e5m2
 
 
-def alone() -> Board:
+def alone() -> Barrier:
     """Where a group of one meets."""
-    mapped = map_own(offer := make(4096))
-    offer.withdraw()
-    return Board(Lines(mapped, 0, peers=[myself()], names=[0]), 5)
+    mapped = (offer := create(4096)).map()
+    offer.close()
+    return Barrier(RankHeaders(mapped, 0, peers=[this_process()], names=[0]), 5)
 
 
 def test_flat_forms_share_memory_where_they_can() -> None:
@@ -161,35 +163,35 @@ def test_torch_hashes_an_operation_to_the_number_of_its_kind() -> None:
         reduction(hash(dist.ReduceOp.PREMUL_SUM), torch.float32)
 
 
-def test_a_lane_keeps_order_and_hands_on_what_tasks_raise() -> None:
+def test_a_work_queue_keeps_order_and_hands_on_what_tasks_raise() -> None:
     seen: list[int] = []
-    board = alone()
-    lane = Lane(board)
+    barrier = alone()
+    queue = WorkQueue(barrier)
     gate = threading.Event()
-    first = lane.do(lambda: (gate.wait(10), seen.append(0))[1], [], background=True)
-    second = lane.do(lambda: seen.append(1 // 0), [], background=True)
+    first = queue.run(lambda: (gate.wait(10), seen.append(0))[1], [], background=True)
+    second = queue.run(lambda: seen.append(1 // 0), [], background=True)
     assert not first.is_completed()
     gate.set()
     with pytest.raises(PeerLost, match=r"failed before: .*division"):
-        lane.do(lambda: seen.append(2), [], background=False)
+        queue.run(lambda: seen.append(2), [], background=False)
     assert seen == [0]
     with pytest.raises(ZeroDivisionError):
         second.wait()
     assert isinstance(second.exception(), ZeroDivisionError)
-    assert board.lines.reason(0) == str(second.exception())
-    lane.stop()
+    assert barrier.headers.reason(0) == str(second.exception())
+    queue.stop()
 
 
 def test_a_mismatch_does_not_break_what_comes_after() -> None:
-    lane = Lane(alone())
+    queue = WorkQueue(alone())
 
     def mismatch() -> None:
-        raise LayoutMismatch("ranks came to different collectives")
+        raise LayoutMismatch("ranks called different collectives")
 
     with pytest.raises(LayoutMismatch):
-        lane.do(mismatch, [], background=False)
-    assert lane.do(lambda: None, [], background=False).is_success()
-    lane.stop()
+        queue.run(mismatch, [], background=False)
+    assert queue.run(lambda: None, [], background=False).is_success()
+    queue.stop()
 
 
 def test_a_prepared_reduction_does_the_same_again() -> None:
@@ -212,16 +214,17 @@ def test_a_prepared_reduction_does_the_same_again() -> None:
 
 
 def test_a_prepared_message_is_not_kept_alive() -> None:
-    mapped = map_own(offer := make(1 << 20))
-    offer.withdraw()
-    board = alone()
-    host = Host(board, Slots(mapped, 4096, nbytes=64 << 10, rank=0), Reader(board))
+    mapped = (offer := create(1 << 20)).map()
+    offer.close()
+    barrier = alone()
+    slots = Slots(mapped, 4096, nbytes=64 << 10, rank=0, size=1)
+    node = NodeCollectives(barrier, slots, CmaReader(barrier))
     how = reduction(hash(dist.ReduceOp.SUM), torch.float32)
     tensor = torch.arange(40_000, dtype=torch.float32)  # three rounds of a slot
     gone = weakref.ref(tensor.untyped_storage())
     for _ in range(4):  # more often than there are slots
-        host.all_reduce(entitled("sum of 40000"), tensor, how)
-        host.all_reduce(entitled("sum of 10"), tensor[:10], how)
+        node.all_reduce(op_signature("sum of 40000"), tensor, how)
+        node.all_reduce(op_signature("sum of 10"), tensor[:10], how)
     assert tensor.equal(torch.arange(40_000, dtype=torch.float32))
     assert gone() is not None
     del tensor

@@ -17,7 +17,7 @@ from shoal.testing.processes import run_workers
 from shoal.wire.shm.memory import buffers as slots
 from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.node import reduce as prepared
-from shoal.wire.shm.node.rounds import apart
+from shoal.wire.shm.node.collectives import copy_if_overlapping
 
 KINDS = "reduce", "reduce_scatter", "gather", "scatter", "broadcast", "all_gather", "all_to_all"
 
@@ -80,7 +80,7 @@ def late(seed: int) -> None:
     prepare, combine = Reduction.prepare, Reduction.__call__
     Reduction.prepare = lambda self, *args: prepare(copy.combining(self), *args)  # type: ignore[method-assign]
     Reduction.__call__ = lambda self, *args: combine(copy.combining(self), *args)  # type: ignore[method-assign]
-    room = dist.group.WORLD._wire.slots.cached // 8  # type: ignore[union-attr]
+    room = dist.group.WORLD._collectives.slots.round_nbytes // 8  # type: ignore[union-attr]
     draw = random.Random(seed)  # the same on every rank
     for turn, kind in enumerate(draw.sample(KINDS, len(KINDS)) * 2):
         copy.late = turn % size == rank
@@ -102,10 +102,10 @@ def test_sources_are_copied_only_where_a_target_lies_over_one() -> None:
     x = torch.arange(40, dtype=torch.uint8)
     at = x.data_ptr()
     shared, far = [(at, 10), (at, 10), (at + 5, 10)], [(at + 20, 10), (at + 30, 10)]
-    assert apart(shared, far) == (None, shared)
-    assert apart([(at, 0)], [(at, 10)]) == (None, [(at, 0)])
+    assert copy_if_overlapping(shared, far) == (None, shared)
+    assert copy_if_overlapping([(at, 0)], [(at, 10)]) == (None, [(at, 0)])
     for target in ((at + 14, 3), (at, 1), (at + 2, 5), (at, 40)):
-        kept, told = apart(shared, [*far, target])
-        assert kept is not None
-        assert kept.tolist() == [*range(10), *range(10), *range(5, 15)]
-        assert told == [(kept.data_ptr() + begin, 10) for begin in (0, 10, 20)]
+        copies, sources = copy_if_overlapping(shared, [*far, target])
+        assert copies is not None
+        assert copies.tolist() == [*range(10), *range(10), *range(5, 15)]
+        assert sources == [(copies.data_ptr() + begin, 10) for begin in (0, 10, 20)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from shoal.wire.shm.multinode import TRIES, Speakers
+from shoal.wire.shm.multinode import TRIES, Leaders
 
 
 class Rig:
@@ -13,7 +13,7 @@ class Rig:
 
     def __init__(self, *ways: int, others: tuple[float, ...] = (0.0, 0.0)) -> None:
         self.now, self.asked, self.others = 0.0, 0, others
-        self.speakers = Speakers(ways, self._slowest, clock=lambda: self.now)
+        self.speakers = Leaders(ways, self._slowest, clock=lambda: self.now)
 
     def _slowest(self, seconds: Tensor) -> None:
         self.asked += 1

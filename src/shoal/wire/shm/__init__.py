@@ -1,6 +1,8 @@
-"""The ``shoal`` backend of torch.distributed: collectives at memory speed inside a host.
+"""The ``shoal`` backend of torch.distributed: collectives at memory speed inside a node.
 
-Importing this package loads neither torch nor the backend; the first group does.
+Top down: ``backend`` is what torch sees, ``rendezvous`` connects the ranks, ``multinode`` works
+between nodes, ``node`` inside a node, ``memory`` holds what they share. Importing this package
+loads neither torch nor the backend; the first group does.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ __all__ = ["ShoalGroup", "allocate", "register", "why_not"]
 
 def __getattr__(name: str) -> Any:
     if name in ("ShoalGroup", "allocate"):
-        from shoal.wire.shm.backend import process_group as group
+        from shoal.wire.shm.backend import process_group
 
-        return getattr(group, name)
+        return getattr(process_group, name)
     raise AttributeError(f"module 'shoal.wire.shm' has no attribute {name!r}")

@@ -1,26 +1,26 @@
-"""The collectives of a group on several hosts: shared memory inside a host, gloo between hosts.
+"""The collectives of a group on several nodes: shared memory inside a node, gloo between nodes.
 
-all_reduce goes in three steps: combine inside each host; combine between hosts; hand the result on
-inside each host. The middle one may be shared: where all hosts have as many ranks, rank ``i`` of
-each host can combine slice ``i`` with its namesakes, over a connection of its own, or one rank does
-it all, whichever is faster (see ``speakers``). Between hosts gloo only moves bytes, so every type
-travels, and numbers are combined here in the order of hosts: the result is the same on every rank
-and in every run.
+all_reduce has three phases:
 
-broadcast passes once over the network for each host. What sends something else to each rank
-(all_gather, scatter, reduce_scatter, all_to_all) goes over gloo between all ranks.
+1. Combine inside each node.
+2. Combine between nodes. If all nodes have equally many ranks, this may be shared: rank ``i`` of
+   each node, a *leader*, combines slice ``i`` over a connection of its own; else one leader of each
+   node combines everything. The faster way is measured (``Leaders``).
+3. Broadcast the result inside each node.
 
-How many ranks of a host speak with other hosts at once: one for all, or each for a slice.
+Between nodes gloo only moves bytes, so every dtype travels; this module combines in the order of
+nodes, so the result is the same on every rank and in every run.
 
-One message has less overhead; several connections may fill a link, or a core, that one does not.
-Which is faster depends on the machines, so it is measured. The first calls of each size (powers of
-two) try the ways in turn; then all ranks agree on the one whose slowest rank was done first. Either
-way numbers are combined in the order of hosts, so results do not depend on the choice.
+broadcast crosses the network once for each node. The collectives that send something else to each
+rank (all_gather, scatter, reduce_scatter, all_to_all) use gloo between all ranks.
 
-Messages between hosts, over gloo; and what it means when gloo gives up.
+How many leaders a node has: one for all, or one a slice. One message has less overhead; several
+connections may fill a link, or a core, that one does not. Which is faster depends on the machines,
+so the first calls of each size (powers of two) try the ways in turn; then all ranks agree on the
+way whose slowest rank was done first. Results do not depend on the choice.
 
-gloo tells a connection, not a rank, and has one error for all: who has not come in time and who is
-gone differ in its words only.
+gloo reports the connection, not the rank, and has one error for all faults: a timeout and a lost
+peer differ only in its text.
 """
 
 from __future__ import annotations
@@ -32,207 +32,209 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllreduceOptions,
-    PrefixStore,
-    ProcessGroupGloo,
-    ReduceOp,
-)
+from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroupGloo, ReduceOp
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.tuner import Tuner, TunerState
-from shoal.wire.shm.backend.work import Work
-from shoal.wire.shm.memory.barrier import TITLE_NBYTES, entitled
+from shoal.wire.shm.memory.barrier import SIGNATURE_NBYTES, op_signature
+from shoal.wire.shm.memory.buffers import tensor_at
+from shoal.wire.shm.memory.peers import NodeRendezvous
 from shoal.wire.shm.memory.reduce_ops import Reduction
-from shoal.wire.shm.node.collectives import Host
-from shoal.wire.shm.node.rounds import Extent
-from shoal.wire.shm.rendezvous import Meeting
+from shoal.wire.shm.node.collectives import MemoryRange, NodeCollectives
+from shoal.wire.shm.work import Work
 
-_AGREE = entitled("agreeing with other hosts")
+_AGREE = op_signature("agreeing with other nodes")
+_LATE = "Timed out"
 
-
-def memory(address: int, nbytes: int) -> Tensor:
-    """Memory of this process as a tensor of bytes."""
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    block = (ctypes.c_ubyte * nbytes).from_address(address)
-    return torch.frombuffer(block, dtype=torch.uint8)
+Callback = Callable[[], None]
+ErrorContexts = Callable[[], AbstractContextManager[None]]
 
 
-class Hosts:
-    """The ranks of a group on several hosts, as one of them sees them.
+@contextmanager
+def gloo_errors(operation: str, peer: str) -> Iterator[None]:
+    """Add to gloo's errors the operation and the peer.
 
-    Args:
-        local: the ranks of this host.
-        nodes: the group's ranks by host.
-        meeting: how the group met.
+    Raises:
+        ExchangeTimeout: not done in time.
+        PeerLost: the connection is broken.
     """
+    try:
+        yield
+    except RuntimeError as error:
+        kind = ExchangeTimeout if _LATE in str(error) else PeerLost
+        raise kind(f"{operation}: {peer}, between nodes: {error}") from error
 
-    def __init__(self, local: Host, nodes: Sequence[Sequence[int]], *, meeting: Meeting) -> None:
-        self.local, self.board, self.buckets = local, local.board, local.buckets
-        self.rank, self.size, self._names = meeting.rank, len(meeting.names), meeting.names
-        self._nodes = nodes
-        self._home = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
-        self._node = self._home[self.rank]
-        far = [rank for ranks in nodes for rank in ranks if self._home[rank] != self._node]
-        self._far_names = ", ".join(str(self._names[rank]) for rank in far)
-        limit = timedelta(seconds=meeting.seconds)
+
+class MultiNodeCollectives:
+    """The collectives of a group whose ranks are on several ``nodes``, as one rank calls them."""
+
+    def __init__(
+        self, local: NodeCollectives, nodes: Sequence[Sequence[int]], rendezvous: NodeRendezvous
+    ) -> None:
+        self.local, self.buffers = local, local.buffers
+        self.rank, self.size = rendezvous.rank, len(rendezvous.names)
+        self._names, self._nodes = rendezvous.names, nodes
+        self._node_of = {rank: node for node, ranks in enumerate(nodes) for rank in ranks}
+        self._node = self._node_of[self.rank]
+        remote = [r for ranks in nodes for r in ranks if self._node_of[r] != self._node]
+        self._remote_names = ", ".join(str(self._names[rank]) for rank in remote)
+        limit = timedelta(seconds=rendezvous.seconds)
 
         def gloo(name: str, rank: int, size: int) -> Any:
-            return ProcessGroupGloo(PrefixStore(name, meeting.store), rank, size, limit)
+            return ProcessGroupGloo(PrefixStore(name, rendezvous.store), rank, size, limit)
 
-        self.everyone = gloo("everyone", self.rank, self.size)
+        self.all_ranks = gloo("everyone", self.rank, self.size)
         even = len({len(ranks) for ranks in nodes}) == 1
-        lanes = local.size if even else 1
-        self.speakers = Speakers((1, lanes), self._slowest)
-        mine = local.rank < lanes
-        self._lane: Any = gloo(f"lane {local.rank}", self._node, len(nodes)) if mine else None
+        most = local.size if even else 1
+        self.leaders = Leaders((1, most), self._slowest)
+        # the leader i of each node: a group of their own
+        leads = local.rank < most
+        self._peers: Any = gloo(f"lane {local.rank}", self._node, len(nodes)) if leads else None
 
-    def _far(self, title: bytes) -> AbstractContextManager[None]:
-        """Inside, gloo speaks with other hosts; if it gives up, that is said, and with whom."""
-        return named(title.decode().strip(), f"one of the ranks {self._far_names}")
+    def _gloo_errors(self, signature: bytes) -> AbstractContextManager[None]:
+        peers = f"one of the ranks {self._remote_names}"
+        return gloo_errors(signature.decode().strip(), peers)
 
     def _slowest(self, seconds: Tensor) -> None:
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
-        with self._far(_AGREE):
-            self.everyone.allreduce([seconds], options).wait()
+        with self._gloo_errors(_AGREE):
+            self.all_ranks.allreduce([seconds], options).wait()
 
-    def _agree(self, title: bytes) -> None:
-        """Make sure that all hosts have come to the same collective."""
-        self.local.barrier(title)
-        told = torch.zeros(len(self._nodes) * TITLE_NBYTES, dtype=torch.uint8)
+    def barrier(self, signature: bytes) -> None:
+        """Wait for all ranks, and check that all nodes call the same collective.
+
+        Raises:
+            LayoutMismatch: a node calls another one; the message shows all of them.
+        """
+        self.local.barrier(signature)
+        signatures = torch.zeros(len(self._nodes) * SIGNATURE_NBYTES, dtype=torch.uint8)
         if self.local.rank == 0:
-            mine = torch.frombuffer(bytearray(title), dtype=torch.uint8)
-            with self._far(title):
-                self._lane._allgather_base(told, mine).wait()
-        self.local.broadcast(_AGREE, told.data_ptr(), told.nbytes, root=0)
-        rows = told.view(-1, TITLE_NBYTES)
+            own = torch.frombuffer(bytearray(signature), dtype=torch.uint8)
+            with self._gloo_errors(signature):
+                self._peers._allgather_base(signatures, own).wait()
+        self.local.broadcast(_AGREE, signatures.data_ptr(), signatures.nbytes, root=0)
+        rows = signatures.view(-1, SIGNATURE_NBYTES)
         if not rows.eq(rows[0]).all():
             sides = "; ".join(
                 f"{bytes(row.tolist()).decode().strip()} on rank "
                 f"{', '.join(str(self._names[r]) for r in ranks)}"
                 for row, ranks in zip(rows, self._nodes, strict=True)
             )
-            raise LayoutMismatch(f"ranks came to different collectives: {sides}")
+            raise LayoutMismatch(f"ranks called different collectives: {sides}")
 
-    def barrier(self, title: bytes) -> None:
-        """Wait for everyone."""
-        self._agree(title)
-
-    def all_reduce(self, title: bytes, flat: Tensor, how: Reduction) -> None:
-        """Leave everyone's numbers, combined, in ``flat`` of everyone."""
-        self._agree(title)
-        plain = how._replace(divides=False)
-        self.local.all_reduce(title, flat, plain)
-        with self.speakers.speaking(flat.nbytes) as count:
+    def all_reduce(self, signature: bytes, flat: Tensor, op: Reduction) -> None:
+        """Combine ``flat`` of all ranks, in place on all ranks."""
+        self.barrier(signature)
+        undivided = op._replace(divides=False)
+        self.local.all_reduce(signature, flat, undivided)
+        with self.leaders.speaking(flat.nbytes) as count:
             each = -(-flat.numel() // count)
             slices = [flat[i * each : (i + 1) * each] for i in range(count)]
             if self.local.rank < count:
-                mine = slices[self.local.rank]
-                with self._far(title):
-                    self._between(mine, plain)
-                if how.divides:
-                    mine.div_(self.size)
+                own = slices[self.local.rank]
+                with self._gloo_errors(signature):
+                    self._all_reduce_between(own, undivided)
+                if op.divides:
+                    own.div_(self.size)
             for root, part in enumerate(slices):
-                self.local.broadcast(title, part.data_ptr(), part.nbytes, root=root)
+                self.local.broadcast(signature, part.data_ptr(), part.nbytes, root=root)
 
-    def _between(self, flat: Tensor, how: Reduction) -> None:
-        """Combine with the namesakes on other hosts: a part each, then everyone's part."""
+    def _all_reduce_between(self, flat: Tensor, op: Reduction) -> None:
+        """Combine with this leader's peers on other nodes: reduce_scatter, then all_gather."""
         count, width = len(self._nodes), flat.element_size()
         each = -(-flat.numel() // count)
         ends = [min(i * each, flat.numel()) for i in range(count + 1)]
         sizes = [(b - a) * width for a, b in pairwise(ends)]
         own = sizes[self._node]
-        whole, got = flat.view(torch.uint8), torch.empty(own * count, dtype=torch.uint8)
-        self._lane.alltoall_base(got, whole, [own] * count, sizes).wait()
-        part = torch.empty(own // width, dtype=flat.dtype)
+        whole, parts = flat.view(torch.uint8), torch.empty(own * count, dtype=torch.uint8)
+        self._peers.alltoall_base(parts, whole, [own] * count, sizes).wait()
+        result = torch.empty(own // width, dtype=flat.dtype)
         if own:
-            how(part, [piece.view(flat.dtype) for piece in got.view(count, own)])
-        again = part.view(torch.uint8).repeat(count)
-        self._lane.alltoall_base(whole, again, sizes, [own] * count).wait()
+            op(result, [part.view(flat.dtype) for part in parts.view(count, own)])
+        results = result.view(torch.uint8).repeat(count)
+        self._peers.alltoall_base(whole, results, sizes, [own] * count).wait()
 
-    def reduce(self, title: bytes, flat: Tensor, how: Reduction, *, root: int) -> None:
-        """Leave everyone's numbers, combined, in ``flat`` of one rank."""
-        self.all_reduce(title, flat if self.rank == root else flat.clone(), how)
+    def reduce(self, signature: bytes, flat: Tensor, op: Reduction, *, root: int) -> None:
+        """Combine ``flat`` of all ranks into ``flat`` of the root."""
+        self.all_reduce(signature, flat if self.rank == root else flat.clone(), op)
 
-    def broadcast(self, title: bytes, address: int, nbytes: int, *, root: int) -> None:
-        """Copy one rank's memory to everyone's: to its leader, to other leaders, to their ranks."""
-        self._agree(title)
-        source = self._home[root]
+    def broadcast(self, signature: bytes, address: int, nbytes: int, *, root: int) -> None:
+        """Copy the root's memory to all ranks: in its node, to other leaders, in their nodes."""
+        self.barrier(signature)
+        source = self._node_of[root]
         if source == self._node:
-            speaker = self._nodes[source].index(root)
-            self.local.broadcast(title, address, nbytes, root=speaker)
+            local_root = self._nodes[source].index(root)
+            self.local.broadcast(signature, address, nbytes, root=local_root)
         if self.local.rank == 0:
-            with self._far(title):
-                self._lane.broadcast(memory(address, nbytes), source).wait()
+            with self._gloo_errors(signature):
+                self._peers.broadcast(tensor_at(address, nbytes), source).wait()
         if source != self._node:
-            self.local.broadcast(title, address, nbytes, root=0)
+            self.local.broadcast(signature, address, nbytes, root=0)
 
     def all_gather(
-        self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
+        self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
-        self._agree(title)
+        """Copy ``nbytes`` of each rank to ``targets``, one address a rank; None: only give."""
+        self.barrier(signature)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
-        with self._far(title):
-            self.everyone._allgather_base(out, memory(source, nbytes)).wait()
+        with self._gloo_errors(signature):
+            self.all_ranks._allgather_base(out, tensor_at(source, nbytes)).wait()
         for rank, target in enumerate(targets or ()):
             ctypes.memmove(target, out.data_ptr() + rank * nbytes, nbytes)
 
     def scatter(
-        self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
+        self, signature: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
         """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
         parts = [(source, nbytes) for source in sources] or [(0, 0)] * self.size
-        takes = [(target, nbytes if rank == root else 0) for rank in range(self.size)]
-        self.all_to_all(title, parts, takes)
+        targets = [(target, nbytes if rank == root else 0) for rank in range(self.size)]
+        self.all_to_all(signature, parts, targets)
 
     def reduce_scatter(
-        self, title: bytes, sources: Sequence[int], *, mine: Tensor, out: Tensor, how: Reduction
+        self, signature: bytes, sources: Sequence[int], *, own: Tensor, out: Tensor, op: Reduction
     ) -> None:
         """Combine what all ranks have for this rank into ``out``."""
         each = out.nbytes
-        got = torch.empty(self.size, out.numel(), dtype=out.dtype)
-        starts = [got.data_ptr() + rank * each for rank in range(self.size)]
-        self.all_to_all(
-            title, [(source, each) for source in sources], [(start, each) for start in starts]
-        )
+        parts = torch.empty(self.size, out.numel(), dtype=out.dtype)
+        targets = [(parts.data_ptr() + rank * each, each) for rank in range(self.size)]
+        self.all_to_all(signature, [(source, each) for source in sources], targets)
         if out.numel():
-            how(out, list(got))
+            op(out, list(parts))
 
     def all_to_all(
-        self, title: bytes, sources: Sequence[Extent], targets: Sequence[Extent]
+        self, signature: bytes, sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
     ) -> None:
         """Send each rank its own part; all parts are (address, bytes)."""
-        self._agree(title)
-        sends, takes = [n for _, n in sources], [n for _, n in targets]
-        self._agree_parts(sends, takes)
-        packed = torch.cat([memory(*source) for source in sources])
-        got = torch.empty(sum(takes), dtype=torch.uint8)
-        with self._far(title):
-            self.everyone.alltoall_base(got, packed, takes, sends).wait()
-        for (target, nbytes), part in zip(targets, got.split_with_sizes(takes), strict=True):
+        self.barrier(signature)
+        sent, expected = [n for _, n in sources], [n for _, n in targets]
+        self._check_sizes(sent, expected)
+        packed = torch.cat([tensor_at(*source) for source in sources])
+        received = torch.empty(sum(expected), dtype=torch.uint8)
+        with self._gloo_errors(signature):
+            self.all_ranks.alltoall_base(received, packed, expected, sent).wait()
+        parts = received.split_with_sizes(expected)
+        for (target, nbytes), part in zip(targets, parts, strict=True):
             ctypes.memmove(target, part.data_ptr(), nbytes)
 
-    def _agree_parts(self, sends: list[int], takes: list[int]) -> None:
-        told, expected = torch.empty(self.size, dtype=torch.int64), torch.tensor(takes)
-        ones = [1] * self.size
-        self.everyone.alltoall_base(told, torch.tensor(sends), ones, ones).wait()
-        wrong = told.ne(expected).to(torch.int64)
-        found = wrong.clone()
-        self.everyone.allreduce(found).wait()
-        if found.any():
-            rank = int(found.argmax())
+    def _check_sizes(self, sent: list[int], expected: list[int]) -> None:
+        """Check that each rank expects what the others send; a mismatch raises on all ranks."""
+        incoming, ones = torch.empty(self.size, dtype=torch.int64), [1] * self.size
+        self.all_ranks.alltoall_base(incoming, torch.tensor(sent), ones, ones).wait()
+        mismatches = incoming.ne(torch.tensor(expected)).to(torch.int64)
+        self.all_ranks.allreduce(mismatches).wait()
+        if mismatches.any():
+            rank = int(mismatches.argmax())
             raise LayoutMismatch(
                 f"all_to_all: rank {self._names[rank]} sends other sizes than some rank expects; "
-                f"here rank {self._names[self.rank]} expects {takes} bytes and is sent "
-                f"{told.tolist()}; the splits must agree"
+                f"here rank {self._names[self.rank]} expects {expected} bytes and is sent "
+                f"{incoming.tolist()}; the splits must agree"
             )
 
 
@@ -241,7 +243,7 @@ log = logging.getLogger(__name__)
 TRIES = 4  # of each number and size; the best counts, because the first allocates memory
 
 
-class Speakers:
+class Leaders:
     """Chooses how many ranks of a node send to other nodes, for each size of message.
 
     Args:
@@ -285,104 +287,66 @@ class Speakers:
         log.debug("below %d bytes, leaders of a node: %d (%s)", 1 << size, self.chosen[size], times)
 
 
-_LATE = "Timed out"
-
-
-@contextmanager
-def named(what: str, whom: str) -> Iterator[None]:
-    """Say of gloo's errors what was being done, and with whom.
-
-    Raises:
-        ExchangeTimeout: not done in time.
-        PeerLost: the connection is broken.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        kind = ExchangeTimeout if _LATE in str(error) else PeerLost
-        raise kind(f"{what}: {whom}, between hosts: {error}") from error
-
-
-class Letter(Work):
-    """A message that gloo carries.
-
-    Args:
-        inner: gloo's own work.
-        flat: the message.
-        what: is done with it.
-        whom: with.
-        finally_: what to do when it is there.
-    """
+class GlooWork(Work):
+    """A message that gloo sends or receives; ``on_success`` is called when it is complete."""
 
     def __init__(
-        self,
-        inner: Any,
-        flat: Tensor,
-        *,
-        what: str,
-        whom: str,
-        finally_: Callable[[], None] | None = None,
+        self, inner: Any, flat: Tensor, errors: ErrorContexts, on_success: Callback | None = None
     ) -> None:
         super().__init__([flat])
-        self._inner, self._what, self._whom, self._finally = inner, what, whom, finally_
+        self._inner, self._errors, self._on_success = inner, errors, on_success
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is sent or received, and raise what went wrong."""
-        if not self._done:  # gloo would wait for another one
+        """Wait until the message is sent or received; raise its error."""
+        if not self._done:  # waiting twice for gloo's work would wait for another message
             limit = (timeout,) if timeout else ()
-            with named(self._what, self._whom):
+            with self._errors():
                 self._inner.wait(*limit)
-            if self._finally is not None:
-                self._finally()
+            if self._on_success is not None:
+                self._on_success()
             self.finish()
         return super().wait()
 
     def get_future(self) -> Any:
-        """A torch future of the tensors, which are there: nobody else waits for them."""
+        """Wait, and return a torch future of the tensors: no other thread would complete it."""
         self.wait()
         return super().get_future()
 
     def is_completed(self) -> bool:
-        """Whether it is known to be done; gloo tells only who waits."""
+        """Return whether it is done as far as known; gloo may report it only to :meth:`wait`."""
         return self._done or bool(self._inner.is_completed())
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
+        """Return the rank that sent the message."""
         return int(self._inner._source_rank())
 
-    def source_rank(self) -> int:
-        """Whom the message came from."""
-        return self._source_rank()
+    _source_rank = source_rank
 
 
-class GlooPost:
-    """Messages of a group on several hosts: all of them over gloo.
-
-    Args:
-        gloo: between all ranks.
-        names: of the group's ranks.
-    """
+class GlooP2P:
+    """The messages of a group on several nodes: all of them over gloo."""
 
     def __init__(self, gloo: Any, names: Sequence[int]) -> None:
         self._gloo, self._names = gloo, names
 
-    def send(self, flat: Tensor, peer: int, *, tag: int) -> Letter:
+    def send(self, flat: Tensor, peer: int, *, tag: int) -> GlooWork:
         """Begin to send a message."""
-        what, whom = f"send (tag {tag})", f"rank {self._names[peer]}"
-        with named(what, whom):
-            return Letter(self._gloo.send([flat], peer, tag), flat, what=what, whom=whom)
+        errors = partial(gloo_errors, f"send (tag {tag})", f"rank {self._names[peer]}")
+        with errors():
+            return GlooWork(self._gloo.send([flat], peer, tag), flat, errors)
 
     def receive(
-        self, flat: Tensor, peer: int | None, *, tag: int, finally_: Callable[[], None]
-    ) -> Letter:
+        self, flat: Tensor, peer: int | None, *, tag: int, on_success: Callback
+    ) -> GlooWork:
         """Begin to receive a message into ``flat``."""
-        whom = "any rank" if peer is None else f"rank {self._names[peer]}"
-        what = f"receive (tag {tag})"
-        with named(what, whom):
+        name = "any rank" if peer is None else f"rank {self._names[peer]}"
+        errors = partial(gloo_errors, f"receive (tag {tag})", name)
+        with errors():
             if peer is None:
                 inner = self._gloo.recv_anysource([flat], tag)
             else:
                 inner = self._gloo.recv([flat], peer, tag)
-        return Letter(inner, flat, what=what, whom=whom, finally_=finally_)
+        return GlooWork(inner, flat, errors, on_success)
 
     def stop(self) -> None:
-        """Nothing of its own to end."""
+        """Do nothing: there is no thread to end."""

@@ -1,31 +1,58 @@
-"""Options of the backend, which are environment variables."""
+"""The backend's options, which are environment variables."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from shoal.errors import BadArgument
 
+SEGMENT_MB = "SHOAL_SHM_MB"
+"""Environment variable: the largest size of a group's segment, in megabytes."""
+DIRECT_MB = "SHOAL_SHM_DIRECT_MB"
+"""Environment variable: messages from this size on are read from the sender's memory."""
+_SEGMENT_MB_DEFAULT = 256.0
+_DIRECT_MB_DEFAULT = 1.0  # from here on, saving one copy is worth one more barrier
+NEVER = sys.maxsize  # as a size: no message is read from the sender's memory
 
-def megabytes(variable: str, usual: float, *, valid: Callable[[float], bool], why: str) -> float:
-    """An option in megabytes.
 
-    Args:
-        variable: its name.
-        usual: what it is where nobody sets it.
-        valid: whether a number will do; no NaN does.
-        why: what to say of one that does not.
+def segment_limit_nbytes() -> int:
+    """Return the largest size of a segment: by option, and a quarter of the available memory.
 
     Raises:
-        BadArgument: it is no number, or none that is valid.
+        BadArgument: the option is not a positive number.
     """
-    text = os.environ.get(variable, str(usual))
+    why = "must be a positive number of megabytes"
+    megabytes = _read(SEGMENT_MB, _SEGMENT_MB_DEFAULT, valid=lambda mb: 0 < mb < math.inf, why=why)
+    limit = megabytes * 2**20
+    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+                return int(min(limit, available / 4)) if available else int(limit)
+    return int(limit)
+
+
+def direct_nbytes() -> int:
+    """Return the smallest message that is read from the sender's memory, by option.
+
+    Raises:
+        BadArgument: the option is not a number of megabytes.
+    """
+    why = "must be a number of megabytes, 0 or more, or inf"
+    megabytes = _read(DIRECT_MB, _DIRECT_MB_DEFAULT, valid=lambda mb: mb >= 0, why=why)
+    return int(min(megabytes * 2**20, NEVER))
+
+
+def _read(variable: str, default: float, *, valid: Callable[[float], bool], why: str) -> float:
+    text = os.environ.get(variable, str(default))
     try:
         number = float(text)
     except ValueError:
-        number = math.nan
+        number = math.nan  # which is never valid
     if not valid(number):
         raise BadArgument(f"{variable}={text}", why)
     return number

@@ -1,86 +1,506 @@
-"""The ``shoal`` process group: every collective and message, over memory that ranks share."""
+"""The ``shoal`` process group: every collective and message of torch.distributed.
+
+Each method takes torch's arguments, checks them, flattens the tensors (``tensors``), and runs or
+queues a call of the transports (``rendezvous``). Method names are torch's. The methods for names
+and devices are here because torch's C++ forms of them expect a backend written in C++.
+"""
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
+from datetime import timedelta
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
-from shoal.errors import BadArgument
-from shoal.wire.shm.backend.collectives import Gathering, Reducing, Scattering
-from shoal.wire.shm.backend.surface import Base
-from shoal.wire.shm.backend.work import Work
-from shoal.wire.shm.memory.buffers import make_bucket
-from shoal.wire.shm.memory.reduce_ops import flatten, restore, writable
-from shoal.wire.shm.rendezvous import Meeting
-from shoal.wire.shm.transports import find_place
+from shoal.errors import BadArgument, UsageError
+from shoal.wire.shm.backend.tensors import flatten, flatten_output, require_same, restore, signature
+from shoal.wire.shm.memory.barrier import FAILED, LEFT, Barrier, op_signature
+from shoal.wire.shm.memory.buffers import share_buffer
+from shoal.wire.shm.memory.peers import NodeRendezvous
+from shoal.wire.shm.memory.reduce_ops import Reduction, reduction
+from shoal.wire.shm.multinode import GlooP2P
+from shoal.wire.shm.node.collectives import MemoryRange
+from shoal.wire.shm.node.p2p import P2P
+from shoal.wire.shm.rendezvous import Transports, connect
+from shoal.wire.shm.work import CollectiveCall, Work, WorkQueue
+
+# torch declares each method several times over, in forms that nothing calls on a Python group
+_TorchGroup: Any = dist.ProcessGroup
+CallOptions = Any  # torch's own options, one class a collective, all with asyncOp
+_SUM = hash(dist.ReduceOp.SUM)
 
 
-class Messages(Base):
-    """Messages between two ranks."""
+class ShoalGroup(_TorchGroup):  # type: ignore[misc]
+    """The process group that ``init_process_group("shoal")`` creates."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(self, store: Store, rank: int, size: int, *, transports: Transports) -> None:
+        super().__init__(rank, size)  # the form with a store cannot be subclassed
+        self._shape, self._names = (rank, size), ("", "undefined")
+        self._store, self._pid = store, os.getpid()
+        self._collectives, self._p2p, self._barrier = transports
+        self._sequence_number = 0
+        self._queue = WorkQueue(self._barrier)
+        parts = self._queue, self._p2p, self._barrier
+        self._close = weakref.finalize(self, _close, self._pid, *parts)
+        self._close.atexit = False
+
+    # Names, devices and settings
+
+    def rank(self) -> int:
+        """Return the rank of this process; torch's own method takes microseconds."""
+        return self._shape[0]
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._shape[1]
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend, for torch's C++ side."""
+        return "shoal"
+
+    def name(self) -> str:
+        """Return the name of the backend."""
+        return "shoal"
+
+    @property
+    def group_name(self) -> Any:
+        """The name under which torch registers the group."""
+        return self._names[0]
+
+    def _set_group_name(self, name: str) -> None:
+        self._names = (name, self._names[1])
+
+    @property
+    def group_desc(self) -> str:
+        """The description of the group."""
+        return self._names[1]
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._names = (self._names[0], desc)
+
+    def get_group_store(self) -> Store:
+        """Return the store of the group."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Return False: torch does not ask this backend for memory; see :meth:`allocate`."""
+        return False
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence_number
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: every group counts from zero."""
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long collectives and messages wait for other ranks."""
+        self._barrier.seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    # Running and closing
+
+    def _run(
+        self,
+        call: CollectiveCall,
+        outputs: Sequence[Tensor],
+        opts: CallOptions = None,
+        *,
+        flats: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] = (),
+    ) -> Work:
+        """Run a collective in the order of calls: in the background if it is asynchronous.
+
+        Args:
+            call: the collective.
+            outputs: the tensors of the result.
+            opts: torch's options.
+            flats: the flat forms of the outputs, to be written back when the call is done.
+            inputs: tensors that the call reads by address, kept alive until it is done.
+        """
+        self._require_open()
+        self._sequence_number += 1
+        if flats or inputs:
+            call = partial(_call_and_restore, call, outputs, flats, inputs)
+        return self._queue.run(call, outputs, background=getattr(opts, "asyncOp", True))
+
+    def _require_open(self) -> None:
+        """Raise UsageError if the group belongs to another process, or has been destroyed."""
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"this group belongs to process {self._pid}, of which process {os.getpid()} is a "
+                "fork; create a new group here"
+            )
+        if self._queue.stopped:
+            raise UsageError(f"group {self.group_name!r} has been destroyed; create a new one")
+
+    def shutdown(self) -> None:
+        """Leave the group: end its threads, release its memory."""
+        self._close()
+
+    def abort(self) -> None:
+        """Give up at once; the waiting threads of all ranks get an error."""
+        if self._pid == os.getpid():
+            self._barrier.headers.set_status(FAILED, "the group was aborted")
+        self._close()
+
+    # Collectives that combine elements
+
+    def allreduce(
+        self, tensors: Sequence[Tensor] | Tensor, opts: CallOptions = None, timeout: object = None
+    ) -> Work:
+        """Combine the tensors of all ranks, in place on all ranks."""
+        outputs = [tensors] if isinstance(tensors, Tensor) else tensors
+        if len(outputs) == 1:
+            return self._run(self._allreduce(outputs[0], opts), outputs, opts)
+        calls = [self._allreduce(tensor, opts) for tensor in outputs]
+        return self._run(partial(_call_each, calls), outputs, opts)
+
+    allreduce_coalesced = allreduce
+
+    def _allreduce(self, tensor: Tensor, opts: CallOptions) -> CollectiveCall:
+        flat = flatten_output(tensor, "all_reduce")
+        name, op = _allreduce_signature(_op_hash(opts), flat.dtype, flat.numel())
+        call = partial(self._collectives.all_reduce, name, flat, op)
+        return call if flat is tensor else partial(_call_and_restore, call, [tensor], [flat])
+
+    def reduce(self, tensors: Sequence[Tensor], opts: CallOptions) -> Work:
+        """Combine the tensors of all ranks, in place on the root."""
+        (tensor,) = tensors
+        op, root = reduction(_op_hash(opts), tensor.dtype), opts.rootRank
+        flat = flatten_output(tensor, "reduce")
+        name = signature(f"reduce ({op.name}) to {root}", flat.dtype, flat.numel())
+        call = partial(self._collectives.reduce, name, flat, op, root=root)
+        return self._run(call, tensors, opts, flats=[flat] if self.rank() == root else ())
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor] | Tensor, inputs: Sequence[Any], opts: CallOptions = None
+    ) -> Work:
+        """Combine the lists of all ranks; each rank gets the item of its own number."""
+        output = outputs if isinstance(outputs, Tensor) else outputs[0]
+        pieces = [inputs[0]] if isinstance(inputs[0], Tensor) else list(inputs[0])
+        self._require_one_a_rank(f"reduce_scatter of {len(pieces)} tensors", pieces)
+        require_same(pieces, output, numel=output.numel(), call="reduce_scatter")
+        flats = [flatten(piece, "reduce_scatter") for piece in pieces]
+        sources = [flat.data_ptr() for flat in flats]
+        return self._reduce_scatter(output, sources, flats[self.rank()], opts, inputs=flats)
+
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: CallOptions = None) -> Work:
+        """Combine the tensors of all ranks; each rank gets the part of its own number."""
+        numel, nbytes = output.numel(), output.nbytes
+        require_same([input], output, numel=numel * self.size(), call="reduce_scatter_tensor")
+        whole = flatten(input, "reduce_scatter_tensor")
+        sources = [whole.data_ptr() + rank * nbytes for rank in range(self.size())]
+        own = whole[self.rank() * numel : (self.rank() + 1) * numel]
+        return self._reduce_scatter(output, sources, own, opts, inputs=[whole])
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
+    ) -> Work:
+        """Run several flat reduce_scatters, one after the other."""
+        if not outputs:
+            return Work([], done=True)
+        pairs = zip(outputs, inputs, strict=True)
+        return [self._reduce_scatter_base(output, input, opts) for output, input in pairs][-1]
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def _reduce_scatter(
+        self, output: Tensor, sources: list[int], own: Tensor, opts: CallOptions, *, inputs: Any
+    ) -> Work:
+        op = reduction(_op_hash(opts), output.dtype)
+        out = flatten_output(output, "reduce_scatter")
+        name = signature(f"reduce_scatter ({op.name})", out.dtype, out.numel())
+        reduce_scatter = self._collectives.reduce_scatter
+        call = partial(reduce_scatter, name, sources, own=own, out=out, op=op)
+        return self._run(call, [output], opts, flats=[out], inputs=inputs)
+
+    # Collectives that copy: each rank gives one part
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Gather the tensors of all ranks into a list, on every rank."""
+        if not inputs:
+            return Work([], done=True)
+        pairs = zip(outputs, inputs, strict=True)
+        return [self._gather(list(to), source, opts, root=None) for to, source in pairs][-1]
+
+    allgather_coalesced = allgather
+
+    def gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: CallOptions
+    ) -> Work:
+        """Gather the tensors of all ranks into a list, on the root."""
+        targets = list(outputs[0]) if outputs else []
+        return self._gather(targets, inputs[0], opts, root=opts.rootRank)
+
+    def _gather(
+        self, outputs: list[Tensor], source: Tensor, opts: CallOptions, *, root: int | None
+    ) -> Work:
+        what = "all_gather" if root is None else f"gather to {root}"
+        reads = root is None or root == self.rank()
+        if reads:
+            self._require_one_a_rank(f"{what} into {len(outputs)} tensors", outputs)
+        require_same(outputs, source, numel=source.numel(), call=what)
+        flat, outs = flatten(source, what), [flatten_output(output, what) for output in outputs]
+        name = signature(what, flat.dtype, flat.numel())
+        targets = [out.data_ptr() for out in outs] if reads else None
+        gather, source_ptr, nbytes = self._collectives.all_gather, flat.data_ptr(), flat.nbytes
+        call = partial(gather, name, source_ptr, nbytes=nbytes, targets=targets)
+        return self._run(call, outputs, opts, flats=outs, inputs=[flat])
+
+    def _allgather_base(self, output: Tensor, input: Tensor, opts: CallOptions = None) -> Work:
+        """Gather the tensors of all ranks into one tensor, on every rank."""
+        numel = input.numel() * self.size()
+        require_same([output], input, numel=numel, call="all_gather_into_tensor")
+        flat, out = flatten(input, "all_gather"), flatten_output(output, "all_gather")
+        name = signature("all_gather", flat.dtype, flat.numel())
+        targets = [out.data_ptr() + rank * flat.nbytes for rank in range(self.size())]
+        gather, source, nbytes = self._collectives.all_gather, flat.data_ptr(), flat.nbytes
+        call = partial(gather, name, source, nbytes=nbytes, targets=targets)
+        return self._run(call, [output], opts, flats=[out], inputs=[flat])
+
+    all_gather_single = _allgather_base
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
+    ) -> Work:
+        """Run several flat all_gathers, one after the other."""
+        if not outputs:
+            return Work([], done=True)
+        pairs = zip(outputs, inputs, strict=True)
+        return [self._allgather_base(output, input, opts) for output, input in pairs][-1]
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    # Collectives that copy: ranks get equal or different parts
+
+    def broadcast(self, tensors: Sequence[Tensor] | Tensor, opts: Any, *rest: Any) -> Work:
+        """Copy the root's tensors to all ranks."""
+        outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        is_root = self.rank() == root
+        flats = [(flatten if is_root else flatten_output)(x, "broadcast") for x in outputs]
+        calls = [
+            partial(
+                self._collectives.broadcast,
+                signature(f"broadcast from {root}", flat.dtype, flat.numel()),
+                flat.data_ptr(),
+                flat.nbytes,
+                root=root,
+            )
+            for flat in flats
+        ]
+        results, opts = () if is_root else flats, None if isinstance(opts, int) else opts
+        return self._run(partial(_call_each, calls), outputs, opts, flats=results, inputs=flats)
+
+    def scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: CallOptions
+    ) -> Work:
+        """Copy to each rank its item of the root's list."""
+        root, output = opts.rootRank, outputs[0]
+        pieces = list(inputs[0]) if inputs and self.rank() == root else []
+        if self.rank() == root:
+            self._require_one_a_rank(f"scatter of {len(pieces)} tensors", pieces)
+        require_same(pieces, output, numel=output.numel(), call="scatter")
+        flats = [flatten(piece, "scatter") for piece in pieces]
+        out = flatten_output(output, "scatter")
+        name = signature(f"scatter from {root}", out.dtype, out.numel())
+        sources, target = [flat.data_ptr() for flat in flats], out.data_ptr()
+        scatter, nbytes = self._collectives.scatter, out.nbytes
+        call = partial(scatter, name, sources, nbytes=nbytes, target=target, root=root)
+        return self._run(call, outputs[:1], opts, flats=[out], inputs=flats)
+
+    def alltoall(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
+    ) -> Work:
+        """Send to each rank its item of a list; receive a list likewise."""
+        for tensors in (inputs, outputs):
+            what = f"all_to_all of {len(inputs)} into {len(outputs)} tensors"
+            self._require_one_a_rank(what, tensors)
+        sources = [flatten(tensor, "all_to_all") for tensor in inputs]
+        targets = [flatten_output(tensor, "all_to_all") for tensor in outputs]
+        name = op_signature(f"all_to_all of {sources[0].dtype}")
+        call = partial(self._collectives.all_to_all, name, _ranges(sources), _ranges(targets))
+        return self._run(call, outputs, opts, flats=targets, inputs=sources)
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: CallOptions = None,
+    ) -> Work:
+        """Send to each rank its rows of a tensor; receive rows likewise."""
+        source, target = flatten(input, "all_to_all"), flatten_output(output, "all_to_all")
+        sources = self._split_rows(source, input, input_split_sizes)
+        targets = self._split_rows(target, output, output_split_sizes)
+        name = op_signature(f"all_to_all of {source.dtype}")
+        call = partial(self._collectives.all_to_all, name, sources, targets)
+        return self._run(call, [output], opts, flats=[target], inputs=[source])
+
+    all_to_all_single = alltoall_base
+
+    def _split_rows(self, flat: Tensor, tensor: Tensor, splits: Sequence[int]) -> list[MemoryRange]:
+        """Return address and bytes of each rank's rows: ``splits`` of them, or equally many."""
+        rows, size = tensor.shape[0] if tensor.dim() else 1, self.size()
+        counts = list(splits) or [rows // size] * size
+        if sum(counts) != rows or len(counts) != size:
+            raise BadArgument(
+                f"all_to_all_single of {rows} rows in parts {counts}",
+                f"one part for each of {size} ranks, together all rows",
+            )
+        width, address, parts = flat.nbytes // rows if rows else 0, flat.data_ptr(), []
+        for count in counts:
+            parts.append((address, count * width))
+            address += count * width
+        return parts
+
+    def _require_one_a_rank(self, call: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.size():
+            raise BadArgument(call, f"there are {self.size()} ranks")
+
+    # Barriers
+
+    def barrier(self, opts: CallOptions = None, timeout: timedelta | None = None) -> Work:
+        """Wait for all ranks."""
+        return self._run(partial(self._collectives.barrier, op_signature("barrier")), [], opts)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait for all ranks; the error names all that did not arrive within ``timeout``."""
+        name, barrier = op_signature("monitored_barrier"), self._barrier
+        default = barrier.seconds
+
+        def call() -> None:
+            try:
+                barrier.seconds = timeout.total_seconds() if timeout else default
+                self._collectives.barrier(name)
+            finally:
+                barrier.seconds = default
+
+        self._run(call, []).wait()
+
+    # Point-to-point messages
 
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
         """Begin to send a tensor to a rank."""
         self._require_other(dstRank, "send to")
-        return self._post.send(flatten(tensors[0], "send"), dstRank, tag=tag)
+        return self._p2p.send(flatten(tensors[0], "send"), dstRank, tag=tag)
 
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:
         """Begin to receive a tensor from a rank."""
         return self._receive(tensors[0], srcRank, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Work:
-        """Begin to receive a tensor from whoever sends one."""
+        """Begin to receive a tensor from any rank."""
         return self._receive(tensors[0], None, tag)
 
     def _receive(self, tensor: Tensor, peer: int | None, tag: int) -> Work:
         self._require_other(peer, "receive from")
-        flat = writable(tensor, "recv")
-        return self._post.receive(flat, peer, tag=tag, finally_=lambda: restore(tensor, flat))
+        flat = flatten_output(tensor, "recv")
+        return self._p2p.receive(flat, peer, tag=tag, on_success=lambda: restore(tensor, flat))
 
     def _require_other(self, peer: int | None, what: str) -> None:
         self._require_open()
         if peer == self.rank():
             raise BadArgument(f"{what} rank {peer}", "that is this rank itself; copy the tensor")
 
-
-class ShoalGroup(Reducing, Gathering, Scattering, Messages):
-    """The process group that ``init_process_group("shoal")`` makes."""
+    # Shared buffers
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of zeros that this group's all_reduce combines in place; all ranks must call."""
-        lines, buckets = self._board.lines, self._wire.buckets
-        key = f"bucket/{lines.names[0]}/{len(buckets)}"
-        bucket = make_bucket(
-            self._store, key, numel * dtype.itemsize, rank=lines.rank, size=lines.size
-        )
-        buckets.append(bucket)
-        return bucket.tensor(numel, dtype)
+        """Return zeros that this group's all_reduce combines in place; all ranks must call."""
+        headers, buffers = self._barrier.headers, self._collectives.buffers
+        key, nbytes = f"bucket/{headers.names[0]}/{len(buffers)}", numel * dtype.itemsize
+        buffer = share_buffer(self._store, key, nbytes, rank=headers.rank, size=headers.size)
+        buffers.append(buffer)
+        return buffer.tensor(numel, dtype)
+
+
+def _close(pid: int, queue: WorkQueue, p2p: P2P | GlooP2P, barrier: Barrier) -> None:
+    if pid != os.getpid():  # a fork has neither the threads, nor a part in the group
+        return
+    queue.stop()
+    p2p.stop()
+    barrier.headers.set_status(LEFT)
+
+
+def _call_each(calls: Sequence[CollectiveCall]) -> None:
+    for call in calls:
+        call()
+
+
+def _call_and_restore(
+    call: CollectiveCall,
+    outputs: Sequence[Tensor],
+    flats: Sequence[Tensor],
+    inputs: Sequence[Tensor] = (),
+) -> None:
+    """Call, then write flat results back, if any; the arguments keep all tensors alive."""
+    call()
+    for output, flat in zip(outputs, flats, strict=False):
+        restore(output, flat)
+
+
+def _ranges(flats: Sequence[Tensor]) -> list[MemoryRange]:
+    return [(flat.data_ptr(), flat.nbytes) for flat in flats]
+
+
+def _op_hash(opts: CallOptions) -> int:
+    """Return the hash of the reduce operation, which torch also passes in place of options."""
+    return _SUM if opts is None else hash(getattr(opts, "reduceOp", opts))
+
+
+@lru_cache(maxsize=1024)
+def _allreduce_signature(kind: int, dtype: torch.dtype, numel: int) -> tuple[bytes, Reduction]:
+    op = reduction(kind, dtype)
+    return signature(f"all_reduce ({op.name})", dtype, numel), op
 
 
 def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Tensor:
-    """A flat tensor of zeros for messages of a group, in shared memory if the group has such.
+    """Return a flat tensor of zeros for messages of a group, in shared memory if it can be.
 
     On a ``shoal`` group every rank must call this, in the same order, with the same arguments; its
-    all_reduce of the tensor, or of any contiguous part, then copies nothing. On any other group it
-    is an ordinary tensor. The memory is given back when group and tensor are both gone.
+    all_reduce of the tensor, or of any contiguous part, then copies nothing. For any other group it
+    is an ordinary tensor. The memory is released when group and tensor are both gone.
 
     Args:
-        numel: how many numbers.
-        dtype: of which type.
-        group: the default one if None.
+        numel: how many elements.
+        dtype: of the elements.
+        group: the default group if None.
     """
-    found = group if group is not None else dist.group.WORLD
-    if isinstance(found, ShoalGroup):
-        return found.allocate(numel, dtype)
+    group = group if group is not None else dist.group.WORLD
+    if isinstance(group, ShoalGroup):
+        return group.allocate(numel, dtype)
     return torch.zeros(numel, dtype=dtype)
 
 
 def create(options: Any, _: Any = None) -> ShoalGroup:
-    """Make a group; what ``register`` gives to torch."""
+    """Create a group; ``register`` passes this function to torch."""
     rank, size = options.group_rank, options.group_size
-    names = options.global_ranks_in_group or range(size)
-    meeting = Meeting(options.store, rank, tuple(names), options.timeout.total_seconds())
-    return ShoalGroup(options.store, rank, size, place=find_place(meeting))
+    names = tuple(options.global_ranks_in_group or range(size))
+    rendezvous = NodeRendezvous(options.store, rank, names, options.timeout.total_seconds())
+    return ShoalGroup(options.store, rank, size, transports=connect(rendezvous))

@@ -1,14 +1,11 @@
 """Make ``init_process_group("shoal")`` work after ``import shoal``, without loading torch for it.
 
-If torch.distributed is there, the backend is registered at once, which costs microseconds: what is
-registered is a function that loads the backend when the first group is made. If it is not, a finder
-waits for its import, registers then, and goes.
+If torch.distributed is loaded, the backend is registered at once, which costs microseconds: what is
+registered is a function that loads the backend when the first group is created. If it is not, an
+import hook waits for its import, registers then, and removes itself.
 
-Let ``torch.distributed.monitored_barrier`` pass to groups of the shoal backend.
-
-torch's function knows the method by that name on every group, but refuses all backends except gloo
-by name, and there is no way to be added. So it is given a door in front: a shoal group goes to its
-own method, everything else to torch's function as it was.
+``torch.distributed.monitored_barrier`` accepts only gloo, by name, and no backend can be added. So
+it is wrapped: a shoal group uses its own method, every other group torch's function.
 """
 
 from __future__ import annotations
@@ -25,12 +22,12 @@ from types import ModuleType
 from typing import Any
 
 NAME = "shoal"
-_AWAITED = "torch.distributed.distributed_c10d"
+_TORCH_MODULE = "torch.distributed.distributed_c10d"
 
 
 def register() -> None:
-    """Register the backend with torch.distributed, now or when that is imported; once."""
-    module = sys.modules.get(_AWAITED)
+    """Register the backend with torch.distributed, once; now or when that module is imported."""
+    module = sys.modules.get(_TORCH_MODULE)
     if module is not None and hasattr(module, "init_process_group"):
         _register(module)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -38,11 +35,11 @@ def register() -> None:
 
 
 def why_not() -> str | None:
-    """Why this machine cannot share memory between ranks; None if it can."""
+    """Return why this machine cannot share memory between ranks; None if it can."""
     if sys.platform != "linux":
         return f"the shoal backend needs Linux, this is {sys.platform}"
     if not hasattr(os, "memfd_create") and not os.access("/dev/shm", os.W_OK):
-        return "there is neither memfd_create nor a /dev/shm to write to"
+        return "this system has neither memfd_create nor a writable /dev/shm"
     return None
 
 
@@ -50,7 +47,7 @@ def _register(module: Any) -> None:
     backend = module.Backend
     if NAME.upper() not in backend._plugins:
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-        admit(module, NAME)
+        _wrap_monitored_barrier(module)
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
@@ -60,13 +57,13 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Lets the ordinary finders find torch.distributed, and learns when it has been loaded."""
+    """Registers the backend after the other finders have loaded torch.distributed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Only for the one module; the finder has then done its work."""
-        if name != _AWAITED:
+        """Wrap the loader of the one module, and remove this finder."""
+        if name != _TORCH_MODULE:
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -77,30 +74,25 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads as another loader does, and registers the backend after."""
+    """Loads a module as another loader does, then registers the backend."""
 
     def __init__(self, inner: Loader) -> None:
         self._inner = inner
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the inner loader does."""
+        """Create the module as the inner loader does."""
         return self._inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the inner loader does; then register."""
+        """Execute the module as the inner loader does; then register."""
         self._inner.exec_module(module)
         _register(module)
 
 
-def admit(module: Any, backend: str) -> None:
-    """Put the door before ``module.monitored_barrier``, wherever torch shows it; once.
-
-    Args:
-        module: ``torch.distributed.distributed_c10d``.
-        backend: whose groups have a method of their own.
-    """
+def _wrap_monitored_barrier(module: Any) -> None:
+    """Wrap ``monitored_barrier`` of ``module`` and of torch.distributed; once."""
     original = module.monitored_barrier
-    if getattr(original, "admits", None) == backend:
+    if getattr(original, "admits", None) == NAME:
         return
 
     @wraps(original)
@@ -109,12 +101,12 @@ def admit(module: Any, backend: str) -> None:
     ) -> Any:
         chosen = module.group.WORLD if group is None else group
         member = chosen is not None and chosen is not module.GroupMember.NON_GROUP_MEMBER
-        if not member or module.get_backend(chosen) != backend:
+        if not member or module.get_backend(chosen) != NAME:
             return original(group, timeout, wait_all_ranks)
         limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
         return chosen.monitored_barrier(limit, wait_all_ranks)
 
-    monitored_barrier.admits = backend  # type: ignore[attr-defined]
-    for shown in (module, sys.modules.get("torch.distributed")):
-        if getattr(shown, "monitored_barrier", None) is original:
-            shown.monitored_barrier = monitored_barrier  # type: ignore[union-attr]
+    monitored_barrier.admits = NAME  # type: ignore[attr-defined]
+    for exporter in (module, sys.modules.get("torch.distributed")):
+        if getattr(exporter, "monitored_barrier", None) is original:
+            exporter.monitored_barrier = monitored_barrier  # type: ignore[union-attr]

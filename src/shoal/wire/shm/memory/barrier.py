@@ -1,18 +1,22 @@
-"""Where the ranks of a host meet, without a common lock and without an atomic operation.
+"""The barrier of the ranks of a node, without a common lock and without an atomic operation.
 
-A rank arrives at a meeting by counting its own word up, and waits until no other word is behind.
-Ranks are never more than one meeting apart. What a rank wrote before one meeting is read after it,
-by everyone before he comes to the next; after that one it may be written over. Whatever is written
-before every meeting is double, therefore, and used in turns: titles here, slots elsewhere.
+Each rank owns one *header* in the shared segment, and only that rank writes to it (its bell apart),
+so no atomic operation is needed::
 
-After the first meeting of a collective everyone has read the title of everyone, so a rank that
-called something else is found before a byte of data moves.
+    byte 0        4       16       24       64      128   192          320          448     960
+    +---------+--------+--------+--------+--------+------+------------+------------+--------+
+    | arrived | sleeps | hash 0 | hash 1 | status | bell | signature0 | signature1 | reason |
+    +---------+--------+--------+--------+--------+------+------------+------------+--------+
+    '---------- one cache line ----------' '- a line each -'
 
-What each rank writes about itself in the shared segment, for the others to read.
+To enter a barrier, a rank increments its own ``arrived`` and waits until no other ``arrived`` is
+behind. Hence ranks are never more than one barrier apart: what a rank wrote before a barrier is
+read by the others after it and before the next one, and after that next one it may be overwritten.
+Therefore everything that is written before each barrier exists twice and is used in turns: the op
+signatures here, the data slots in ``buffers``.
 
-Every rank owns one *line* and is the only one to write it (its bell apart), so that no atomic
-operation is needed. A line holds the count of meetings the rank has come to, whether it is still
-there, what it is doing, and, if it gave up, why.
+After the first barrier of a collective each rank compares the signatures of all ranks, so a rank
+that called another collective is found before a byte of data moves.
 """
 
 from __future__ import annotations
@@ -30,206 +34,36 @@ from shoal.wire.shm.memory import futex
 from shoal.wire.shm.memory.peers import Peer
 from shoal.wire.shm.memory.segment import Segment
 
-LOOKS = 200  # about 150 microseconds on an idle core, which is what sleep and waking cost
-_LATE = "not done within"
-give_way = getattr(os, "sched_yield", lambda: None)
-
-
-def entitled(text: str) -> bytes:
-    """A title as :meth:`Board.begin` wants it."""
-    return text.encode()[:TITLE_NBYTES].ljust(TITLE_NBYTES)
-
-
-class Board:
-    """Meetings of one group, as one rank goes to them.
-
-    Args:
-        lines: of the group.
-        seconds: how long to wait for others.
-    """
-
-    def __init__(self, lines: Lines, seconds: float) -> None:
-        self.lines, self.seconds = lines, seconds
-        self._count, self._turn = 0, 0
-        self._titles, self._marks = [b"", b""], [0, 0]  # what this rank says it does, by turn
-        mine = LINE_NBYTES * lines.rank + ARRIVED
-        self._word, self._address = mine >> 2, lines.address + mine
-        starts = [(r, LINE_NBYTES * r + ARRIVED) for r in range(lines.size) if r != lines.rank]
-        self._others = [(start >> 2, lines.address + start, r) for r, start in starts]
-        self._theirs = [(LINE_NBYTES * r + MARKS) >> 3 for r, _ in starts]
-        self._fence = threading.Lock()
-        self._looks = LOOKS
-        self._broken = ""
-
-    def ready(self, *, background: bool) -> None:
-        """Get ready for a collective, which the caller waits for or which runs in the background.
-
-        Raises:
-            PeerLost: one has failed before, so ranks may be anywhere.
-        """
-        self.require_whole()
-        # In the background somebody else here may have work for the core, and for Python's lock.
-        self._looks = 0 if background else LOOKS
-
-    def require_whole(self) -> None:
-        """Raise if something has failed before, so that ranks may be anywhere."""
-        if self._broken:
-            raise PeerLost(f"the group has failed before: {self._broken}")
-
-    def broke(self, error: BaseException) -> None:
-        """Remember what went wrong, and tell; but all see a mismatch alike, and can go on."""
-        if not isinstance(error, LayoutMismatch) and not self._broken:
-            self._broken = str(error) or type(error).__name__  # the error itself holds the group
-            self.fail(error)
-
-    def begin(self, title: bytes) -> None:
-        """Come to the first meeting of a collective, and make sure all came to the same one.
-
-        Args:
-            title: what this rank is about to do, from :func:`entitled`; equal on every rank.
-
-        Raises:
-            LayoutMismatch: somebody is about to do something else; both are shown.
-        """
-        self._turn = turn = self._turn ^ 1
-        if self._titles[turn] != title:
-            self._titles[turn], self._marks[turn] = title, self.lines.entitle(turn, title)
-        self.meet()
-        marks, mine = self.lines.marks, self._marks[turn]
-        for at in self._theirs:
-            if marks[at + turn] != mine:
-                raise LayoutMismatch(_difference(self.lines, turn))
-
-    def meet(self) -> None:
-        """Wait until every rank has come here.
-
-        Raises:
-            PeerLost: a rank has died, left the group or given up.
-            ExchangeTimeout: a rank has not come in time.
-        """
-        words, behind = self.lines.words, self._count
-        self._count = now = (behind + 1) & 0x3FFFFFFF
-        words[self._word] = now
-        self._fence.acquire()  # my own: what was written is seen before what follows is read,
-        self._fence.release()  # so either I see that somebody sleeps, or it sees my word
-        for word, _, _ in self._others:
-            if words[word + SLEEPS_WORDS]:
-                futex.wake(self._address)
-                break
-        for word, address, _ in self._others:
-            if words[word] == behind:
-                self._await(word, address, behind)
-            if words[word + STATUS_WORDS] == FAILED:  # it came, but others did not, so it gave up
-                self.check(self.title, (), math.inf)
-
-    @property
-    def title(self) -> str:
-        """What this rank does, or did last."""
-        return self._titles[self._turn].decode().strip()
-
-    def _await(self, word: int, address: int, behind: int) -> None:
-        words = self.lines.words
-        for _ in range(self._looks):
-            if words[word] != behind:
-                return
-            give_way()  # with fewer cores than ranks, the one awaited may need this one
-        end = time.monotonic() + self.seconds
-        words[self._word + SLEEPS_WORDS] = 1
-        try:
-            self._sleep(word, address, behind, end=end)
-        finally:
-            words[self._word + SLEEPS_WORDS] = 0
-
-    def _sleep(self, word: int, address: int, behind: int, *, end: float) -> None:
-        words = self.lines.words
-        while words[word] == behind:
-            futex.sleep(address, behind, SLICE)
-            if words[word] != behind:
-                return
-            late = [rank for w, _, rank in self._others if words[w] == behind]
-            try:
-                self.check(self.title, late, end)
-            except FaultError:
-                if words[word] == behind:  # else it came at the last moment
-                    raise
-
-    def check(self, what: str, awaited: Iterable[int], end: float) -> None:
-        """Raise if waiting has become useless.
-
-        Args:
-            what: is being waited for.
-            awaited: the ranks that should come.
-            end: of patience, on the monotonic clock.
-        """
-        lines, late = self.lines, tuple(awaited)
-        for rank in range(lines.size):
-            if rank != lines.rank and lines.status(rank) == FAILED:
-                reason = lines.reason(rank)
-                # if it waited in vain, its patience ended a moment before mine
-                kind = ExchangeTimeout if _LATE in reason else PeerLost
-                raise kind(f"{what}: rank {lines.names[rank]} gave up: {reason}")
-        for rank in late:
-            if not lines.peers[rank].alive:
-                raise PeerLost(f"{what}: {self._portrait(rank)}, while others needed it")
-            if lines.status(rank) == LEFT:
-                raise PeerLost(f"{what}: rank {lines.names[rank]} has destroyed the group")
-        if time.monotonic() > end:
-            told = "; ".join(self._portrait(rank) for rank in late)
-            raise ExchangeTimeout(f"{what}: {_LATE} {self.seconds:g} s, for {told}")
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank has given up, and why."""
-        if self.lines.status(self.lines.rank) == PRESENT:
-            self.lines.declare(FAILED, str(error))
-
-    def leave(self) -> None:
-        """Tell the others that this rank takes no further part."""
-        if self.lines.status(self.lines.rank) == PRESENT:
-            self.lines.declare(LEFT)
-
-    def _portrait(self, rank: int) -> str:
-        lines = self.lines
-        peer = lines.peers[rank]
-        now, before = (lines.titles(rank)[turn] for turn in (self._turn, self._turn ^ 1))
-        place = now if now == self.title else before
-        where = f"its last collective was {place or 'none'}"
-        return f"rank {lines.names[rank]} (process {peer.pid}) is {peer.condition}; {where}"
-
-
-def _difference(lines: Lines, turn: int) -> str:
-    told: dict[str, list[str]] = {}
-    for rank, name in enumerate(lines.names):
-        told.setdefault(lines.titles(rank)[turn], []).append(str(name))
-    sides = "; ".join(f"{title} on rank {', '.join(names)}" for title, names in told.items())
-    return f"ranks came to different collectives: {sides}; all must call the same"
-
-
-LINE_NBYTES = 1024
-ARRIVED, _STATUS, _BELL = 0, 64, 128  # each a word, in another cache line
-STATUS_WORDS = (_STATUS - ARRIVED) >> 2  # from one to the other
-SLEEPS_WORDS = 1  # from ARRIVED, in its cache line: whether the rank sleeps until another arrives
-MARKS = 16  # in that line too, 64 bits each: of the two titles
-TITLE_NBYTES = 128
-_TITLES = (192, 320)
-_TEXT, _TEXT_NBYTES = 448, 512
+HEADER_NBYTES = 1024
+_ARRIVED, _STATUS, _BELL = 0, 64, 128  # words, each in a cache line of its own
+_STATUS_WORDS = (_STATUS - _ARRIVED) >> 2  # from ``arrived`` to ``status``, in words
+_SLEEPS_WORDS = 1  # from ``arrived``: whether the rank sleeps until another one arrives
+_HASHES = 16  # 64 bits each, in the cache line of ``arrived``: of the two signatures
+SIGNATURE_NBYTES = 128
+_SIGNATURES = (192, 320)
+_REASON, _REASON_NBYTES = 448, 512
 PRESENT, LEFT, FAILED = 0, 1, 2
-SLICE = futex.timespec(0.05)  # the longest sleep before looking whether all still live
+_SLEEP = futex.timespec(0.05)  # the longest sleep before checking that all ranks still live
+SPINS = 200  # about 150 microseconds on an idle core, which is what sleeping and waking cost
+_LATE = "not done within"
+sched_yield = getattr(os, "sched_yield", lambda: None)
+
+
+def op_signature(text: str) -> bytes:
+    """Return the signature of a collective, as :meth:`Barrier.begin` takes it."""
+    return text.encode()[:SIGNATURE_NBYTES].ljust(SIGNATURE_NBYTES)
 
 
 @lru_cache(maxsize=1024)
-def _mark(title: bytes) -> int:
-    """A number instead of a title: equal if titles are, and else not, but once in 2**64 times."""
-    return int.from_bytes(blake2b(title, digest_size=8).digest(), "little", signed=True)
+def _hash(signature: bytes) -> int:
+    """Return 64 bits that differ if signatures differ, except once in 2**64 times."""
+    return int.from_bytes(blake2b(signature, digest_size=8).digest(), "little", signed=True)
 
 
-class Lines:
-    """The lines of a group as one rank sees them.
+class RankHeaders:
+    """The headers of a group's ranks, at the beginning of the segment, as one rank uses them.
 
-    Args:
-        segment: shared by the group; its first bytes are the lines.
-        rank: whose view, counted in the group.
-        peers: the process of each rank.
-        names: what each rank is called in messages: its rank in the whole program.
+    ``peers`` are the processes of the ranks; ``names`` their global ranks, used in messages.
     """
 
     def __init__(
@@ -238,58 +72,223 @@ class Lines:
         self.rank, self.size = rank, len(peers)
         self.peers, self.names = tuple(peers), tuple(names)
         self.words, self._bytes = segment.words(), memoryview(segment.memory)
-        self.marks = self._bytes.cast("q")
+        self.hashes = self._bytes.cast("q")
         self.address = segment.address
-        self._rung = 0
+        self._ring_count = 0
 
-    def entitle(self, turn: int, title: bytes) -> int:
-        """Write what this rank is doing, ``TITLE_NBYTES`` long; its mark, to be compared."""
-        line = LINE_NBYTES * self.rank
-        begin = line + _TITLES[turn]
-        self._bytes[begin : begin + TITLE_NBYTES] = title
-        mark = self.marks[((line + MARKS) >> 3) + turn] = _mark(title)
-        return mark
+    def publish(self, turn: int, signature: bytes) -> int:
+        """Write the signature of this rank's collective; return its hash."""
+        header = HEADER_NBYTES * self.rank
+        begin = header + _SIGNATURES[turn]
+        self._bytes[begin : begin + SIGNATURE_NBYTES] = signature
+        value = self.hashes[((header + _HASHES) >> 3) + turn] = _hash(signature)
+        return value
 
-    def titles(self, rank: int) -> tuple[str, ...]:
-        """What a rank is doing and what it did before, by turn."""
-        starts = (LINE_NBYTES * rank + start for start in _TITLES)
-        return tuple(self._read(start, TITLE_NBYTES) for start in starts)
+    def signatures(self, rank: int) -> tuple[str, ...]:
+        """Return the last two signatures of a rank, by turn."""
+        starts = (HEADER_NBYTES * rank + start for start in _SIGNATURES)
+        return tuple(self._text(start, SIGNATURE_NBYTES) for start in starts)
 
     def status(self, rank: int) -> int:
-        """Whether a rank is there, has left, or has failed."""
-        return int(self.words[(LINE_NBYTES * rank + _STATUS) >> 2])
+        """Return whether a rank is present, has left, or has failed."""
+        return int(self.words[(HEADER_NBYTES * rank + _STATUS) >> 2])
 
-    def declare(self, status: int, text: str = "") -> None:
-        """Tell the others that this rank has left or failed, and why."""
-        begin = LINE_NBYTES * self.rank
-        said = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
-        self._bytes[begin + _TEXT : begin + _TEXT + _TEXT_NBYTES] = said
-        self.words[(begin + _STATUS) >> 2] = status
-        futex.wake(self.address + begin + ARRIVED)
+    def set_status(self, status: int, reason: str = "") -> None:
+        """Publish that this rank has left or failed, and wake all ranks; only the first call does.
+
+        Args:
+            status: ``LEFT`` or ``FAILED``.
+            reason: why it failed.
+        """
+        if self.status(self.rank) != PRESENT:
+            return
+        header = HEADER_NBYTES * self.rank
+        text = reason.encode()[:_REASON_NBYTES].ljust(_REASON_NBYTES)
+        self._bytes[header + _REASON : header + _REASON + _REASON_NBYTES] = text
+        self.words[(header + _STATUS) >> 2] = status
+        futex.wake(self.address + header + _ARRIVED)
         for other in range(self.size):
             self.ring(other)
 
     def reason(self, rank: int) -> str:
-        """Why a rank failed, in its own words."""
-        return self._read(LINE_NBYTES * rank + _TEXT, _TEXT_NBYTES)
+        """Return why a rank failed, as it published it."""
+        return self._text(HEADER_NBYTES * rank + _REASON, _REASON_NBYTES)
 
-    def _read(self, begin: int, nbytes: int) -> str:
+    def _text(self, begin: int, nbytes: int) -> str:
         return bytes(self._bytes[begin : begin + nbytes]).decode(errors="replace").strip("\0 ")
 
     def bell(self) -> int:
-        """What stands on this rank's bell."""
-        return int(self.words[(LINE_NBYTES * self.rank + _BELL) >> 2])
+        """Return the value of this rank's bell."""
+        return int(self.words[(HEADER_NBYTES * self.rank + _BELL) >> 2])
 
     def ring(self, rank: int) -> None:
-        """Ring a rank's bell: something for it has changed.
+        """Ring a rank's bell: there is something new for it.
 
-        Everyone writes numbers that nobody else writes, so the word changes with every ring.
+        Each rank writes numbers that no other rank writes, so every ring changes the word.
         """
-        self._rung = (self._rung + 1) & 0x3FFFFF
-        at = LINE_NBYTES * rank + _BELL
-        self.words[at >> 2] = (self._rung * self.size + self.rank) & 0x7FFFFFFF
+        self._ring_count = (self._ring_count + 1) & 0x3FFFFF
+        at = HEADER_NBYTES * rank + _BELL
+        self.words[at >> 2] = (self._ring_count * self.size + self.rank) & 0x7FFFFFFF
         futex.wake(self.address + at)
 
-    def listen(self, heard: int) -> None:
-        """Sleep until this rank's bell no longer stands at ``heard``; at most a slice of time."""
-        futex.sleep(self.address + LINE_NBYTES * self.rank + _BELL, heard, SLICE)
+    def sleep_until_rung(self, value: int) -> None:
+        """Sleep while this rank's bell has this value; at most 50 ms."""
+        futex.sleep(self.address + HEADER_NBYTES * self.rank + _BELL, value, _SLEEP)
+
+
+class Barrier:
+    """The barrier of one group, as one rank uses it; ``seconds`` is its timeout."""
+
+    def __init__(self, headers: RankHeaders, seconds: float) -> None:
+        self.headers, self.seconds = headers, seconds
+        self._count, self._turn = 0, 0
+        self._signatures, self._hashes = [b"", b""], [0, 0]  # of this rank, by turn
+        own = HEADER_NBYTES * headers.rank + _ARRIVED
+        self._word, self._address = own >> 2, headers.address + own
+        starts = [
+            (r, HEADER_NBYTES * r + _ARRIVED) for r in range(headers.size) if r != headers.rank
+        ]
+        self._others = [(start >> 2, headers.address + start, r) for r, start in starts]
+        self._other_hashes = [(HEADER_NBYTES * r + _HASHES) >> 3 for r, _ in starts]
+        self._fence = threading.Lock()
+        self._spins = SPINS
+        self._failure = ""
+
+    def prepare(self, *, background: bool) -> None:
+        """Prepare for a collective that the caller waits for, or that runs in the background.
+
+        Raises:
+            PeerLost: an earlier collective failed, so ranks may be anywhere.
+        """
+        self.require_usable()
+        # In the background, other threads of this process may need the core and the GIL.
+        self._spins = 0 if background else SPINS
+
+    def require_usable(self) -> None:
+        """Raise PeerLost if an earlier operation failed, so that ranks may be anywhere."""
+        if self._failure:
+            raise PeerLost(f"the group has failed before: {self._failure}")
+
+    def record_failure(self, error: BaseException) -> None:
+        """Record a fatal error and publish it.
+
+        All ranks see a LayoutMismatch alike, so after one the group stays usable.
+        """
+        if not isinstance(error, LayoutMismatch) and not self._failure:
+            # the text only: the error itself would keep the group alive
+            self._failure = str(error) or type(error).__name__
+            self.headers.set_status(FAILED, str(error))
+
+    def begin(self, signature: bytes) -> None:
+        """Enter the first barrier of a collective, and check that all ranks call the same one.
+
+        Args:
+            signature: of the collective, from :func:`op_signature`; equal on every rank.
+
+        Raises:
+            LayoutMismatch: a rank calls another collective; the message shows all of them.
+        """
+        self._turn = turn = self._turn ^ 1
+        if self._signatures[turn] != signature:
+            self._signatures[turn] = signature
+            self._hashes[turn] = self.headers.publish(turn, signature)
+        self.wait()
+        hashes, own = self.headers.hashes, self._hashes[turn]
+        for at in self._other_hashes:
+            if hashes[at + turn] != own:
+                raise LayoutMismatch(self._describe_mismatch())
+
+    def wait(self) -> None:
+        """Wait until every rank has entered this barrier.
+
+        1. Increment this rank's ``arrived``; wake the ranks that sleep on it.
+        2. For each other rank whose ``arrived`` is still behind: spin, then sleep on that word.
+
+        A processor may delay a store past a later load. The fence between the two steps forbids
+        this: either this rank sees that another one sleeps and wakes it, or the other one sees the
+        new ``arrived`` before it falls asleep. The lock is this rank's own, so it never blocks.
+
+        Raises:
+            PeerLost: a rank has died, left the group or failed.
+            ExchangeTimeout: a rank has not arrived in time.
+        """
+        words, behind = self.headers.words, self._count
+        self._count = now = (behind + 1) & 0x3FFFFFFF
+        words[self._word] = now
+        self._fence.acquire()
+        self._fence.release()
+        for word, _, _ in self._others:
+            if words[word + _SLEEPS_WORDS]:
+                futex.wake(self._address)
+                break
+        for word, address, _ in self._others:
+            if words[word] == behind:
+                self._wait_for(word, address, behind)
+            if words[word + _STATUS_WORDS] == FAILED:  # it arrived, but gave up on another rank
+                self.check(self.operation, (), math.inf)
+
+    @property
+    def operation(self) -> str:
+        """The signature of the collective that this rank runs, or ran last."""
+        return self._signatures[self._turn].decode().strip()
+
+    def _wait_for(self, word: int, address: int, behind: int) -> None:
+        words = self.headers.words
+        for _ in range(self._spins):
+            if words[word] != behind:
+                return
+            sched_yield()  # with fewer cores than ranks, the other rank may need this one
+        end = time.monotonic() + self.seconds
+        words[self._word + _SLEEPS_WORDS] = 1
+        try:
+            while words[word] == behind:
+                futex.sleep(address, behind, _SLEEP)
+                late = [rank for w, _, rank in self._others if words[w] == behind]
+                if words[word] == behind:
+                    self.check(self.operation, late, end)
+        except FaultError:
+            if words[word] == behind:  # else the rank arrived at the last moment
+                raise
+        finally:
+            words[self._word + _SLEEPS_WORDS] = 0
+
+    def check(self, operation: str, awaited: Iterable[int], end: float) -> None:
+        """Raise if there is no use in waiting any longer.
+
+        Args:
+            operation: what this rank waits for, for the message.
+            awaited: the ranks that have not arrived.
+            end: of the timeout, on the monotonic clock.
+        """
+        headers, late = self.headers, tuple(awaited)
+        for rank in range(headers.size):
+            if rank != headers.rank and headers.status(rank) == FAILED:
+                reason = headers.reason(rank)
+                # if that rank timed out, its timeout ended a moment before this rank's
+                kind = ExchangeTimeout if _LATE in reason else PeerLost
+                raise kind(f"{operation}: rank {headers.names[rank]} gave up: {reason}")
+        for rank in late:
+            if not headers.peers[rank].alive:
+                raise PeerLost(f"{operation}: {self._describe(rank)}, while others needed it")
+            if headers.status(rank) == LEFT:
+                raise PeerLost(f"{operation}: rank {headers.names[rank]} has destroyed the group")
+        if time.monotonic() > end:
+            ranks = "; ".join(self._describe(rank) for rank in late)
+            raise ExchangeTimeout(f"{operation}: {_LATE} {self.seconds:g} s, for {ranks}")
+
+    def _describe(self, rank: int) -> str:
+        headers = self.headers
+        peer = headers.peers[rank]
+        now, before = (headers.signatures(rank)[turn] for turn in (self._turn, self._turn ^ 1))
+        last = now if now == self.operation else before
+        return (
+            f"rank {headers.names[rank]} (process {peer.pid}) is {peer.condition}; "
+            f"its last collective was {last or 'none'}"
+        )
+
+    def _describe_mismatch(self) -> str:
+        ranks: dict[str, list[str]] = {}
+        for rank, name in enumerate(self.headers.names):
+            ranks.setdefault(self.headers.signatures(rank)[self._turn], []).append(str(name))
+        sides = "; ".join(f"{text} on rank {', '.join(names)}" for text, names in ranks.items())
+        return f"ranks called different collectives: {sides}; all must call the same"

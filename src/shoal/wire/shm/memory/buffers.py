@@ -1,23 +1,26 @@
-"""Where data lies in a group's segment, and how it is copied in and out.
+"""The data buffers in shared memory: slots for any message, and tensors that are reduced in place.
 
-Each rank has two slots, used in turns: a message is cut into rounds of at most one slot, and
-while the others still read what a rank wrote in one round, it may write the next (see ``board``).
-No more than two, for what was written last is likely to be still in a cache. Copies go by address:
-a tensor that requires grad, or a type torch cannot copy, makes no difference.
+*Slots.* Each rank has two slots in the group's segment, used in turns::
 
-Tensors that live in memory all ranks of a host can see, so that combining them copies nothing.
+    | headers | rank 0: slot 0, slot 1 | rank 1: slot 0, slot 1 | ... | rings |
 
-A bucket is one segment with an equal part for each rank; a rank's tensor is its part. To reduce it,
-each rank combines its share of the numbers straight from everyone's part and writes the result into
-everyone's part, block by block, so that a block is still in the cache when it is written out.
+A message is cut into rounds of at most one slot. While the other ranks still read what a rank wrote
+in one round, it may write the next round into its other slot (see ``barrier`` for why two are
+enough). More slots would be slower: what was written last is likely to be still in a cache. Copies
+go by address, so neither ``requires_grad`` nor a type that torch cannot copy matters.
+
+*Shared buffers.* A segment of its own with an equal part for each rank; a rank's tensor is its
+part. To reduce it, each rank combines its share of the elements straight from all parts and writes
+the result into all parts, block by block, so that a block is still in the cache when it is written.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
-from ctypes import memmove
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from ctypes import c_char, memmove
 from typing import NamedTuple
 
 import torch
@@ -26,46 +29,54 @@ from torch._C._distributed_c10d import Store
 
 from shoal.wire.shm.memory import segment as segments
 from shoal.wire.shm.memory.peers import read_all
-from shoal.wire.shm.memory.reduce_ops import Reduction, ordinary
+from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.memory.segment import Segment
 
-_VIEWS = 2048  # kept at most; the same few sizes come again and again
-_CACHED_NBYTES = 1 << 20  # of a round that a core's cache should hold until it is read again
-ALIGN = 64
+_CACHED_VIEWS = 2048  # at most; the same few sizes come again and again
+_ROUND_NBYTES = 1 << 20  # a core's cache should hold a round until it is read again
+ALIGN = 64  # a cache line
 TURNS = 2
 
 
 class Slots:
-    """The slots of a group.
+    """The slots of a group, from offset ``start`` of the segment on, of ``nbytes`` each.
 
-    Args:
-        segment: shared by the group.
-        start: of the first slot, in bytes.
-        nbytes: of one slot; a multiple of ``ALIGN``.
-        rank: the rank in whose turn slots are handed out.
+    Attributes:
+        round_nbytes: the most that a round should copy.
+        turn: which of each rank's two slots is used in this round.
     """
 
-    def __init__(self, segment: Segment, start: int, *, nbytes: int, rank: int) -> None:
-        self.nbytes, self.rank = nbytes, rank
-        self.cached = min(nbytes, _CACHED_NBYTES)
+    def __init__(self, segment: Segment, start: int, *, nbytes: int, rank: int, size: int) -> None:
+        self.nbytes, self.rank, self.size = nbytes, rank, size
+        self.round_nbytes = min(nbytes, _ROUND_NBYTES)
         self._base, self._start = segment.address + start, start
         self._memory = memoryview(segment.memory)
-        with ordinary():
+        with torch.inference_mode(False):
             self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
         self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self.turn = 0
 
     def next(self) -> None:
-        """Begin another round: with the next slot."""
+        """Switch to the other slot, for the next round."""
         self.turn = (self.turn + 1) % TURNS
 
-    def offset(self, rank: int) -> int:
-        """Where a rank's slot of this round begins in the segment."""
-        return self._start + (TURNS * rank + self.turn) * self.nbytes
+    def rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
+        """Cut ``total`` into rounds (start, count), each in the next slot; at least one round."""
+        if total <= most:
+            self.next()
+            yield 0, total
+            return
+        for start in range(0, total, most):
+            self.next()
+            yield start, min(most, total - start)
 
     def address(self, rank: int) -> int:
-        """Where a rank's slot of this round begins in this process."""
+        """Return the address in this process of a rank's slot of this round."""
         return self._base + (TURNS * rank + self.turn) * self.nbytes
+
+    def _offset(self, rank: int) -> int:
+        """Return the same as an offset in the segment."""
+        return self._start + (TURNS * rank + self.turn) * self.nbytes
 
     def put(self, at: int, source: int, nbytes: int) -> None:
         """Copy memory of this process into this rank's slot."""
@@ -75,153 +86,149 @@ class Slots:
         """Copy from a rank's slot into memory of this process."""
         memmove(target, self.address(rank) + at, nbytes)
 
-    def share(self, ranks: int, head: int = 0) -> int:
-        """Bytes of a slot, behind its head, for one rank, when each other rank gets its own."""
-        return (self.nbytes - head) // max(ranks - 1, 1) // ALIGN * ALIGN
+    def part_nbytes(self, head: int = 0) -> int:
+        """Return the size of one part of a slot, behind a head, with a part for each other rank."""
+        return (self.nbytes - head) // max(self.size - 1, 1) // ALIGN * ALIGN
 
-    def tell(self, integers: Sequence[int]) -> None:
+    def write_integers(self, integers: Sequence[int]) -> None:
         """Write 64-bit integers at the beginning of this rank's slot."""
-        begin = self.offset(self.rank)
-        struct.pack_into(f"={len(integers)}q", self._memory, begin, *integers)
+        struct.pack_into(f"={len(integers)}q", self._memory, self._offset(self.rank), *integers)
 
-    def integers(self, rank: int, count: int) -> list[int]:
-        """The first ``count`` 64-bit integers of a rank's slot."""
-        begin = self.offset(rank)
+    def read_integers(self, rank: int, count: int) -> list[int]:
+        """Return the first ``count`` 64-bit integers of a rank's slot."""
+        begin = self._offset(rank)
         return self._memory[begin : begin + 8 * count].cast("q").tolist()
 
     def view(self, rank: int, at: int, *, numel: int, dtype: torch.dtype) -> Tensor:
-        """Part of a rank's slot as numbers."""
-        key = self.offset(rank) + at, numel, dtype
-        found = self._views.get(key)
-        if found is None:
-            if len(self._views) >= _VIEWS:
+        """Return part of a rank's slot as a tensor."""
+        key = self._offset(rank) + at, numel, dtype
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _CACHED_VIEWS:
                 self._views.clear()
             begin = key[0]
-            with ordinary():
-                found = self._bytes[begin : begin + numel * dtype.itemsize].view(dtype)
-            self._views[key] = found
-        return found
+            with torch.inference_mode(False):
+                view = self._bytes[begin : begin + numel * dtype.itemsize].view(dtype)
+            self._views[key] = view
+        return view
+
+    def views(self, own: Tensor, at: int, *, use_own: bool) -> list[Tensor]:
+        """Return each rank's elements, in its slot; for this rank ``own`` itself if ``use_own``."""
+        numel, dtype = own.numel(), own.dtype
+        return [
+            own if use_own and rank == self.rank else self.view(rank, at, numel=numel, dtype=dtype)
+            for rank in range(self.size)
+        ]
 
 
-def fair_share(numel: int, ranks: int, *, width: int) -> int:
-    """How many of ``numel`` numbers a rank combines, when each does 1/n: whole lines of memory.
+def tensor_at(address: int, nbytes: int) -> Tensor:
+    """Return memory of this process as a tensor of bytes, which does not keep it alive."""
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((c_char * nbytes).from_address(address), dtype=torch.uint8)
 
-    >>> fair_share(40, 3, width=4)
+
+def share_numel(numel: int, ranks: int, *, width: int) -> int:
+    """Return how many of ``numel`` elements each rank combines: 1/n, in whole cache lines.
+
+    >>> share_numel(40, 3, width=4)
     16
     """
     grain = ALIGN // width
     return -(-numel // ranks // grain) * grain
 
 
-def share_of(rank: int, share: int, *, numel: int) -> tuple[int, int]:
-    """From where to where a rank combines, when each does as much as there is, up to its share.
+def share_range(rank: int, share: int, *, numel: int) -> tuple[int, int]:
+    """Return begin and end of the elements that a rank combines.
 
-    >>> [share_of(rank, 16, numel=40) for rank in range(3)]
+    >>> [share_range(rank, 16, numel=40) for rank in range(3)]
     [(0, 16), (16, 32), (32, 40)]
     """
     return min(rank * share, numel), min((rank + 1) * share, numel)
 
 
-def place(giver: int, taker: int) -> int:
-    """Which part of the giver's slot is the taker's, when none is for the giver itself."""
-    return taker - (taker > giver)
+def part_index(sender: int, receiver: int) -> int:
+    """Return which part of the sender's slot is for the receiver; the sender itself has none."""
+    return receiver - (receiver > sender)
 
 
-_BLOCK_NBYTES = 256 << 10  # of each rank: some ranks' blocks together fit a core's own cache
-_SPANS = 64
+_BLOCK_NBYTES = 256 << 10  # of each rank: the blocks of some ranks together fit a core's own cache
+_CACHED_RANGES = 64
 
 
-class Span(NamedTuple):
-    """Where numbers lie in the part of any rank."""
+class SharedRange(NamedTuple):
+    """Elements at the same position in the part of each rank."""
 
     offset: int  # bytes from the beginning of the part
     numel: int
     dtype: torch.dtype
 
 
-class Bucket:
-    """One shared tensor a rank.
-
-    Args:
-        segment: holds the parts.
-        part_nbytes: of each rank's part.
-        rank: of this process among those who share.
-        size: how many share.
-    """
+class SharedBuffer:
+    """One tensor for each rank, in memory that all ranks of the node map."""
 
     def __init__(self, segment: Segment, part_nbytes: int, *, rank: int, size: int) -> None:
-        with ordinary():
+        with torch.inference_mode(False):
             whole = torch.frombuffer(segment.memory, dtype=torch.uint8)
             self._parts = [whole[r * part_nbytes : (r + 1) * part_nbytes] for r in range(size)]
         self.rank, self.size = rank, size
         self.begin = segment.address + rank * part_nbytes
         self.end = self.begin + part_nbytes
-        self._blocks: dict[Span, list[tuple[Tensor, ...]]] = {}
+        self._blocks: dict[SharedRange, list[tuple[Tensor, ...]]] = {}
 
     def tensor(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """This rank's tensor."""
-        with ordinary():
+        """Return this rank's tensor."""
+        with torch.inference_mode(False):
             return self._parts[self.rank][: numel * dtype.itemsize].view(dtype)
 
-    def span(self, flat: Tensor) -> Span | None:
-        """Where a tensor lies, if it lies in this rank's part."""
+    def locate(self, flat: Tensor) -> SharedRange | None:
+        """Return the position of a tensor, if it lies in this rank's part."""
         address = flat.data_ptr()
         if not self.begin <= address < self.end:
             return None
-        return Span(address - self.begin, flat.numel(), flat.dtype)
+        return SharedRange(address - self.begin, flat.numel(), flat.dtype)
 
-    def reduce(self, span: Span, how: Reduction) -> None:
-        """Combine this rank's share of a span, for all ranks; others do theirs meanwhile."""
-        for first, *others in self._share(span):
-            how(first, (first, *others))
+    def reduce(self, elements: SharedRange, op: Reduction) -> None:
+        """Combine this rank's share of the elements for all ranks; others combine theirs."""
+        blocks = self._blocks.get(elements)
+        if blocks is None:
+            if len(self._blocks) >= _CACHED_RANGES:
+                self._blocks.clear()
+            with torch.inference_mode(False):
+                blocks = self._blocks[elements] = self._split(elements)
+        for first, *others in blocks:
+            op(first, (first, *others))
             for other in others:
                 other.copy_(first)
 
-    def _share(self, span: Span) -> Sequence[tuple[Tensor, ...]]:
-        found = self._blocks.get(span)
-        if found is None:
-            if len(self._blocks) >= _SPANS:
-                self._blocks.clear()
-            with ordinary():
-                found = self._blocks[span] = list(self._cut(span))
-        return found
-
-    def _cut(self, span: Span) -> Sequence[tuple[Tensor, ...]]:
-        width = span.dtype.itemsize
-        share = fair_share(span.numel, self.size, width=width)
-        begin, end = share_of(self.rank, share, numel=span.numel)
+    def _split(self, elements: SharedRange) -> list[tuple[Tensor, ...]]:
+        """Return blocks of this rank's share; each holds the same elements of every rank."""
+        width = elements.dtype.itemsize
+        share = share_numel(elements.numel, self.size, width=width)
+        begin, end = share_range(self.rank, share, numel=elements.numel)
         if begin == end:
-            return ()
-        start, stop = span.offset + begin * width, span.offset + end * width
-        mine = [part[start:stop].view(span.dtype) for part in self._parts]
+            return []
+        start, stop = elements.offset + begin * width, elements.offset + end * width
+        shares = [part[start:stop].view(elements.dtype) for part in self._parts]
         block = _BLOCK_NBYTES // width
-        cut = [part.split(block) for part in mine]  # type: ignore[no-untyped-call]
-        return list(zip(*cut, strict=True))
+        return list(zip(*(x.split(block) for x in shares), strict=True))  # type: ignore[no-untyped-call]
 
 
-def make_bucket(store: Store, key: str, nbytes: int, *, rank: int, size: int) -> Bucket:
-    """Share a new segment with a part of ``nbytes`` for each of ``size`` ranks.
+def share_buffer(store: Store, key: str, nbytes: int, *, rank: int, size: int) -> SharedBuffer:
+    """Share a new segment with a part of ``nbytes`` for each of ``size`` ranks; rank 0 creates it.
 
-    Args:
-        store: all of them see.
-        key: no other bucket has.
-        nbytes: of a part.
-        rank: of this process among them; 0 makes the segment.
-        size: how many.
+    ``key`` of the store must not be used for another buffer.
     """
-    part = segments.rounded(max(nbytes, 1))
+    part = segments.round_to_pages(max(nbytes, 1))
     mapped = [f"{key}/mapped/{other}" for other in range(size)]
     if rank == 0:
-        offer = segments.make(part * size)
-        try:
-            segment = segments.map_own(offer)
+        with closing(segments.create(part * size)) as offer:
+            segment = offer.map()
             store.set(key, json.dumps([offer.path, offer.nbytes]))
             store.set(mapped[0], "1")
-            read_all(store, mapped)  # until all have it
-        finally:
-            offer.withdraw()
+            read_all(store, mapped)  # returns when all ranks have mapped it
     else:
         path, total = json.loads(store.get(key))
         segment = segments.map_from(path, total)
         store.set(mapped[rank], "1")
-    return Bucket(segment, part, rank=rank, size=size)
+    return SharedBuffer(segment, part, rank=rank, size=size)

@@ -1,8 +1,9 @@
-"""Read the memory of other ranks of the host: one copy, where the segment takes two.
+"""Read the memory of other ranks of the node (cross-memory attach): one copy instead of two.
 
-That is Linux's process_vm_readv, through ctypes. The kernel allows it among processes of one user,
-unless told to be strict (Yama's ptrace_scope, a container's seccomp profile). So ranks try it when
-they meet, and a group uses it if each can read all others. Nothing is ever written to another.
+This calls Linux's ``process_vm_readv`` through ctypes. The kernel allows it among processes of one
+user, unless it is told to be strict (Yama's ptrace_scope, a container's seccomp profile). So ranks
+try it at rendezvous, and a group uses it if every rank can read all others. No rank ever writes to
+another rank's memory.
 """
 
 from __future__ import annotations
@@ -12,17 +13,12 @@ import errno
 import math
 import os
 import secrets
-import sys
 from collections.abc import Sequence
 
 from shoal.errors import PeerLost
-from shoal.wire.shm.memory.barrier import PRESENT, Board
-from shoal.wire.shm.options import megabytes
+from shoal.wire.shm.memory.barrier import PRESENT, Barrier
+from shoal.wire.shm.options import DIRECT_MB, NEVER
 
-LEAST = "SHOAL_SHM_DIRECT_MB"
-"""Environment variable: from how many megabytes on data is read where it lies; inf: never."""
-_LEAST_MB = 1.0  # from here on one copy less is worth one more meeting
-NEVER = sys.maxsize
 _TOKEN_NBYTES = 16
 
 
@@ -30,104 +26,90 @@ class _Iovec(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-def _declared() -> ctypes._NamedFuncPointer | None:
-    """The system's entry, with types declared once; None where it has none."""
+def _load_readv() -> ctypes._NamedFuncPointer | None:
+    """Load ``process_vm_readv`` and declare its types; None if the system has no such call."""
     entry: ctypes._NamedFuncPointer | None
     entry = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
     if entry is not None:
         entry.restype = ctypes.c_ssize_t
-        extents, count = ctypes.c_void_p, ctypes.c_ulong
-        entry.argtypes = (ctypes.c_int, extents, count, extents, count, ctypes.c_ulong)
+        iovecs, count = ctypes.c_void_p, ctypes.c_ulong
+        entry.argtypes = (ctypes.c_int, iovecs, count, iovecs, count, ctypes.c_ulong)
     return entry
 
 
-_readv = _declared()
+_readv = _load_readv()
 
 
 def read(pid: int, source: int, *, target: int, nbytes: int) -> None:
-    """Copy memory of another process into this one's.
+    """Copy memory of another process to an address of this process.
 
     Raises:
-        OSError: the system does not let it.
+        OSError: the system does not allow it.
     """
     if _readv is None:
         raise OSError("this system has no process_vm_readv")
     done = 0
     while done < nbytes:
-        here, there = _Iovec(target + done, nbytes - done), _Iovec(source + done, nbytes - done)
-        got = _readv(pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
-        if got <= 0:
-            code = ctypes.get_errno() if got else errno.EFAULT
+        local, remote = _Iovec(target + done, nbytes - done), _Iovec(source + done, nbytes - done)
+        count = _readv(pid, ctypes.addressof(local), 1, ctypes.addressof(remote), 1, 0)
+        if count <= 0:
+            code = ctypes.get_errno() if count else errno.EFAULT
             raise OSError(code, os.strerror(code))
-        done += got
+        done += count
 
 
 class Token:
-    """Random bytes of this process for others to find, as long as this object lives."""
+    """Random bytes of this process that other ranks try to read, while this object lives.
+
+    Attributes:
+        card: the address and the bytes in hexadecimal, for :func:`can_read`.
+    """
 
     def __init__(self) -> None:
-        text = secrets.token_bytes(_TOKEN_NBYTES)
-        self._room = ctypes.create_string_buffer(text, _TOKEN_NBYTES)
-        self.card = (ctypes.addressof(self._room), text.hex())
+        content = secrets.token_bytes(_TOKEN_NBYTES)
+        self._buffer = ctypes.create_string_buffer(content, _TOKEN_NBYTES)
+        self.card = (ctypes.addressof(self._buffer), content.hex())
 
 
-def least_nbytes() -> int:
-    """From where on messages should be read, by option.
-
-    Raises:
-        BadArgument: the option is no number of megabytes.
-    """
-    why = "must be a number of megabytes, 0 or more, or inf"
-    least = megabytes(LEAST, _LEAST_MB, valid=lambda found: found >= 0, why=why)
-    return int(min(least * 2**20, NEVER))
-
-
-def finds(pid: int, card: Sequence[int | str]) -> bool:
-    """Whether the token of a process can be read, and is the one it told."""
-    address, text = card
-    room = ctypes.create_string_buffer(_TOKEN_NBYTES)
+def can_read(pid: int, card: Sequence[int | str]) -> bool:
+    """Return whether this process can read the token of another one."""
+    address, content = card
+    buffer = ctypes.create_string_buffer(_TOKEN_NBYTES)
     try:
-        read(pid, int(address), target=ctypes.addressof(room), nbytes=_TOKEN_NBYTES)
+        read(pid, int(address), target=ctypes.addressof(buffer), nbytes=_TOKEN_NBYTES)
     except OSError:
         return False
-    return room.raw.hex() == text
+    return buffer.raw.hex() == content
 
 
-class Reader:
-    """Reads what other ranks of a group have told the address of.
+class CmaReader:
+    """Reads memory of other ranks, of messages from ``least_nbytes`` on."""
 
-    Args:
-        board: of the group.
-        least_nbytes: of a message that is read; what is shorter goes through the segment.
-    """
+    def __init__(self, barrier: Barrier, least_nbytes: int = NEVER) -> None:
+        self._barrier, self.least_nbytes = barrier, least_nbytes
 
-    def __init__(self, board: Board, least_nbytes: int = NEVER) -> None:
-        self._board, self.least_nbytes = board, least_nbytes
+    def __call__(
+        self, rank: int, source: int, *, target: int, nbytes: int, operation: str = ""
+    ) -> None:
+        """Copy from address ``source`` of a rank's process to address ``target`` of this process.
 
-    def __call__(self, rank: int, source: int, *, target: int, nbytes: int, what: str = "") -> None:
-        """Copy a rank's memory to an address of this process.
-
-        Args:
-            rank: whose.
-            source: its address there.
-            target: where to.
-            nbytes: how many.
-            what: is being done; a collective by default.
+        ``operation`` is for messages; by default it is the collective that this rank runs.
 
         Raises:
-            PeerLost: it cannot be read, or the rank has meanwhile ceased to keep it as it was.
+            PeerLost: the memory cannot be read, or the rank failed or left meanwhile, so that the
+                bytes may not be what it published.
         """
-        board, lines = self._board, self._board.lines
+        barrier, headers = self._barrier, self._barrier.headers
         try:
-            read(lines.peers[rank].pid, source, target=target, nbytes=nbytes)
+            read(headers.peers[rank].pid, source, target=target, nbytes=nbytes)
         except OSError as error:
-            what = what or board.title
-            board.check(what, [rank], math.inf)
-            name = lines.names[rank]
+            operation = operation or barrier.operation
+            barrier.check(operation, [rank], math.inf)
             lost = PeerLost(
-                f"{what}: rank {name} cannot be read: {error}; {LEAST}=inf goes without"
+                f"{operation}: the memory of rank {headers.names[rank]} cannot be read: {error}; "
+                f"set {DIRECT_MB}=inf to send through the shared segment instead"
             )
-            board.broke(lost)
+            barrier.record_failure(lost)
             raise lost from error
-        if lines.status(rank) != PRESENT:
-            board.check(what or board.title, [rank], math.inf)
+        if headers.status(rank) != PRESENT:
+            barrier.check(operation or barrier.operation, [rank], math.inf)

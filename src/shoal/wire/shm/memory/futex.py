@@ -1,7 +1,7 @@
 """Sleep until a word of shared memory changes: Linux's futex, called through ctypes.
 
-Who waits here costs no processor time. Where there is no futex (another system or processor) the
-same wait is a short sleep, again and again.
+A sleeping rank uses no processor time. Without a futex (another system or processor), the wait is a
+loop of short sleeps.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def _declared() -> ctypes._NamedFuncPointer | None:
-    """The kernel's entry, with types declared once: undeclared ones double the cost of a call."""
+def _load_syscall() -> ctypes._NamedFuncPointer | None:
+    """Load ``syscall`` and declare its types: undeclared types double the cost of a call."""
     if _CALL is None:
         return None
     entry = ctypes.CDLL(None, use_errno=True).syscall
@@ -32,30 +32,30 @@ def _declared() -> ctypes._NamedFuncPointer | None:
     return entry
 
 
-_syscall = _declared()
+_syscall = _load_syscall()
 
 
 def timespec(seconds: float) -> ctypes.Structure:
-    """A relative time limit for :func:`sleep`, made once and used often."""
+    """Return a relative time limit for :func:`sleep`; create it once and use it often."""
     whole = int(seconds)
     return _Timespec(whole, int((seconds - whole) * 1e9))
 
 
-def sleep(address: int, seen: int, limit: ctypes.Structure) -> None:
-    """Sleep while the word at ``address`` is ``seen``; until woken, or the limit, or for no reason.
+def sleep(address: int, expected: int, limit: ctypes.Structure) -> None:
+    """Sleep while the word at ``address`` equals ``expected``; may also wake up without a reason.
 
     Args:
         address: of an aligned 32-bit word of shared memory.
-        seen: its value when last looked at.
-        limit: from :func:`timespec`.
+        expected: the value at which to sleep; with any other value this returns at once.
+        limit: the longest sleep, from :func:`timespec`.
     """
     if _syscall is None:
         time.sleep(NAP_SECONDS)
     else:
-        _syscall(_CALL, address, _WAIT, seen & 0xFFFFFFFF, ctypes.addressof(limit))
+        _syscall(_CALL, address, _WAIT, expected & 0xFFFFFFFF, ctypes.addressof(limit))
 
 
 def wake(address: int) -> None:
-    """Wake everyone who sleeps on the word at ``address``."""
+    """Wake all threads that sleep on the word at ``address``."""
     if _syscall is not None:
         _syscall(_CALL, address, _WAKE, _ALL, None)

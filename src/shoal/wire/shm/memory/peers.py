@@ -1,9 +1,7 @@
-"""Who the other ranks of this host are, and whether they still live.
+"""The processes of a group: which node they run on, whether they live, what they told the store.
 
-A rank is known by its process id and the time it was started, so that a process id which the
-system has given to somebody else is not taken for the rank.
-
-Read what all ranks have told a store; every kind of store can do it.
+A process is identified by its id and its start time, so that a new process which was given the id
+of a dead rank is not taken for that rank.
 """
 
 from __future__ import annotations
@@ -19,12 +17,28 @@ _DEAD = "ZXx"
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a device"}
 
 
+class NodeRendezvous(NamedTuple):
+    """What a rank knows of its group before it has connected to the other ranks.
+
+    Attributes:
+        store: the group's store.
+        rank: of this process in the group.
+        names: the global rank of each rank of the group, used in messages.
+        seconds: the timeout of a collective.
+    """
+
+    store: Store
+    rank: int
+    names: Sequence[int]
+    seconds: float
+
+
 class Peer(NamedTuple):
-    """A process of this host.
+    """A process of this node.
 
     Attributes:
         pid: its process id.
-        started: when, in the kernel's ticks; 0 where that is not known.
+        started: its start time in kernel ticks; 0 where unknown.
     """
 
     pid: int
@@ -32,30 +46,30 @@ class Peer(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether it runs: neither gone, nor dead and not yet reaped by its parent."""
-        state, started = _look(self.pid)
+        """Whether the process runs; a zombie does not."""
+        state, started = _read_state(self.pid)
         return state not in _DEAD and started == self.started
 
     @property
     def condition(self) -> str:
-        """What the system says of it, in words."""
-        state, started = _look(self.pid)
+        """The state of the process in words."""
+        state, started = _read_state(self.pid)
         if state in _DEAD or started != self.started:
             return "dead"
         return _STATES.get(state, "running")
 
 
-def myself() -> Peer:
-    """This process."""
-    return Peer(os.getpid(), _look(os.getpid())[1])
+def this_process() -> Peer:
+    """Return this process."""
+    return Peer(os.getpid(), _read_state(os.getpid())[1])
 
 
 def host_key() -> str:
-    """Equal for processes of one running system that can see each other's process ids.
+    """Return a text that is equal for processes of one running system with the same process ids.
 
-    The kernel's boot id tells machines apart that have one name; the namespace of process ids
-    tells containers apart that share a kernel. ``SHOAL_HOST_KEY`` is added: ranks that differ in it
-    are treated as being on different hosts.
+    The kernel's boot id distinguishes machines that have the same name; the process-id namespace
+    distinguishes containers that share a kernel. ``SHOAL_HOST_KEY`` is appended: ranks that differ
+    in it are treated as being on different nodes.
     """
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
@@ -68,20 +82,20 @@ def host_key() -> str:
     return f"{'/'.join(parts)}/{os.getuid()}/{os.environ.get('SHOAL_HOST_KEY', '')}"
 
 
-def _look(pid: int) -> tuple[str, int]:
-    """The state letter and the start time of a process; of one that is gone, ``X``."""
+def _read_state(pid: int) -> tuple[str, int]:
+    """Return the state letter and the start time of a process; ``X`` for one that has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except FileNotFoundError:
-        return ("X", 0) if os.path.isdir("/proc/self") else _signal(pid)
-    except OSError:
+        return fields[0].decode(), int(fields[19])
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.isdir("/proc/self"):
+            return _probe(pid)
         return "X", 0
-    return fields[0].decode(), int(fields[19])
 
 
-def _signal(pid: int) -> tuple[str, int]:
-    """Without /proc all that can be asked is whether a signal would arrive."""
+def _probe(pid: int) -> tuple[str, int]:
+    """Without /proc: find out only whether a signal would arrive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -92,7 +106,7 @@ def _signal(pid: int) -> tuple[str, int]:
 
 
 def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
-    """The values of keys, once all are there; in one message where the store can."""
+    """Wait until all keys are set, and return their values; in one request if the store can."""
     if getattr(store, "has_extended_api", bool)():
         return list(store.multi_get(list(keys)))
     return [store.get(key) for key in keys]

@@ -1,1 +1,1 @@
-"""node."""
+"""Communication inside a node: collectives and point-to-point messages through shared memory."""

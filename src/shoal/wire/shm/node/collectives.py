@@ -1,188 +1,309 @@
-"""Copy bytes among ranks that share memory: broadcast, all_gather, scatter.
+"""The collectives among ranks that share memory.
 
-Where ranks can read each other's memory (``reading``), long parts of scatter, and of all_gather
-between two, are read where they lie: their owners tell the address, all meet, who wants one reads
-it, and all meet again, after which it may be changed.
+Each is a loop of rounds: every rank writes its part into its slot, waits at the barrier, and reads
+or combines what the others wrote. Two slots used in turns make one barrier a round enough
+(``memory/buffers.py``). Long parts of scatter and all_to_all, and of all_gather between two ranks,
+are read from the owner's memory instead, if the kernel allows it (``memory/cma.py``): the owners
+publish the addresses, barrier, the others read, barrier; then the owners may change the memory.
 
-all_to_all among ranks that share memory: to each rank its own part, of any size.
-
-The collectives among ranks that share memory.
-
-Each is a loop of rounds (``rounds``): numbers are combined (``combining``, ``prepared``), memory of
-one or each is copied (``copying``), or each sends every other its part (``parting``).
-
-Memory is given by address, numbers as flat contiguous tensors, detached.
+Memory is given by address, elements as flat contiguous detached tensors. ``signature`` is always
+what ranks compare at their first barrier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import memmove
+from functools import lru_cache
+
+import torch
+from torch import Tensor
 
 from shoal.errors import LayoutMismatch
-from shoal.wire.shm.memory.buffers import ALIGN, place
-from shoal.wire.shm.node.reduce import Combining
-from shoal.wire.shm.node.rounds import Extent, Rounds, apart
+from shoal.wire.shm.memory.barrier import Barrier, op_signature
+from shoal.wire.shm.memory.buffers import ALIGN, SharedBuffer, Slots, part_index
+from shoal.wire.shm.memory.cma import CmaReader
+from shoal.wire.shm.memory.reduce_ops import Reduction
+from shoal.wire.shm.node.reduce import PreparedRound, copy, prepare_rounds
+
+MemoryRange = tuple[int, int]  # address and bytes
+_CACHED_ROUNDS = 1024  # at most; those of the oldest messages are dropped first
 
 
-class Copying(Rounds):
-    """The collectives that copy what one rank, or each, has; memory is given by address."""
+class NodeCollectives:
+    """The collectives of a group's ranks on one node, as one of these ranks calls them."""
 
-    def broadcast(self, title: bytes, address: int, nbytes: int, *, root: int) -> None:
-        """Copy one rank's memory to everyone's."""
-        for start, count in self._rounds(nbytes, self.slots.cached):
+    def __init__(self, barrier: Barrier, slots: Slots, reader: CmaReader) -> None:
+        self._barrier, self.slots, self._read = barrier, slots, reader
+        self.rank, self.size = slots.rank, slots.size
+        self.buffers: list[SharedBuffer] = []
+        self._prepared: dict[tuple[bytes, int, int, int], list[PreparedRound]] = {}
+        self._prepared_count = 0  # of rounds
+
+    def _sync(self, start: int, signature: bytes) -> None:
+        """Wait at the barrier of a round; that of the first round compares signatures."""
+        if start == 0:
+            self._barrier.begin(signature)
+        else:
+            self._barrier.wait()
+
+    def barrier(self, signature: bytes) -> None:
+        """Wait for all ranks."""
+        self.slots.next()  # as every collective before its first barrier: turns agree on mismatch
+        self._barrier.begin(signature)
+
+    def all_reduce(self, signature: bytes, flat: Tensor, op: Reduction) -> None:
+        """Combine ``flat`` of all ranks, in place on all ranks; the rounds are those of ``reduce``.
+
+        Rounds are cached by address. They are used again only for a tensor at the same address
+        with the same signature, which says size, dtype and operation.
+        """
+        for buffer in self.buffers:
+            if (elements := buffer.locate(flat)) is not None:
+                self.slots.next()
+                index = self.buffers.index(buffer)
+                self._barrier.begin(_in_place_signature(signature, index, elements.offset))
+                buffer.reduce(elements, op)
+                self._barrier.wait()
+                return
+        slots, barrier = self.slots, self._barrier
+        key = signature, flat.data_ptr(), slots.turn, torch.get_num_threads()
+        rounds = self._prepared.get(key) or self._prepare(key, flat, op)
+        slots.next()
+        copy(rounds[0].copies_in)
+        barrier.begin(signature)
+        for following, (_, combine, copies_out) in enumerate(rounds, 1):
+            if combine is not None:
+                combine()
+            if following < len(rounds):
+                slots.next()
+                copy(rounds[following].copies_in)
+            elif not copies_out:
+                return
+            barrier.wait()  # ends phase 1 of the following round, and phase 2 of this one
+            copy(copies_out)
+
+    def _prepare(
+        self, key: tuple[bytes, int, int, int], flat: Tensor, op: Reduction
+    ) -> list[PreparedRound]:
+        rounds = self._prepared[key] = prepare_rounds(self.slots, flat, op)
+        self._prepared_count += len(rounds)
+        while self._prepared_count > _CACHED_ROUNDS and len(self._prepared) > 1:
+            self._prepared_count -= len(self._prepared.pop(next(iter(self._prepared))))
+        return rounds
+
+    def reduce(self, signature: bytes, flat: Tensor, op: Reduction, *, root: int) -> None:
+        """Combine ``flat`` of all ranks into ``flat`` of the root."""
+        width, address, slots = flat.element_size(), flat.data_ptr(), self.slots
+        in_place = root < 2  # a result may overwrite the first or second source, so no copy
+        for start, count in slots.rounds(flat.numel(), slots.round_nbytes // width):
+            if self.rank != root or not in_place:
+                slots.put(0, address + start * width, count * width)
+            self._sync(start, signature)
+            if self.rank == root and count:
+                out = flat[start : start + count]
+                op(out, slots.views(out, 0, use_own=in_place))
+
+    def reduce_scatter(
+        self, signature: bytes, sources: Sequence[int], *, own: Tensor, out: Tensor, op: Reduction
+    ) -> None:
+        """Combine what all ranks have for this rank into ``out``.
+
+        Args:
+            signature: of the collective.
+            sources: addresses of this rank's pieces, one for each rank.
+            own: its piece for itself, as a tensor.
+            out: the result; may be ``own``.
+            op: how to combine.
+        """
+        width, slots, pair = out.element_size(), self.slots, self.size == 2
+        share = slots.round_nbytes // (1 if pair else self.size) // ALIGN * ALIGN
+        stride = 0 if pair else share
+        for start, count in slots.rounds(out.numel(), share // width):
+            for rank, source in enumerate(sources):
+                if not pair or rank != self.rank:
+                    slots.put(rank * stride, source + start * width, count * width)
+            self._sync(start, signature)
+            if count:
+                target, piece = out[start : start + count], own[start : start + count]
+                op(target, slots.views(piece, self.rank * stride, use_own=pair))
+
+    def broadcast(self, signature: bytes, address: int, nbytes: int, *, root: int) -> None:
+        """Copy the root's memory to all ranks."""
+        for start, count in self.slots.rounds(nbytes, self.slots.round_nbytes):
             if self.rank == root:
                 self.slots.put(0, address + start, count)
-            self._meet(start, title)
+            self._sync(start, signature)
             if self.rank != root:
                 self.slots.get(root, 0, target=address + start, nbytes=count)
 
     def all_gather(
-        self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
+        self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy everyone's ``nbytes`` to ``targets``, one address a rank; None: read nothing."""
-        given = targets or ()
-        others = [(target, nbytes) for rank, target in enumerate(given) if rank != self.rank]
-        kept, [(source, _)] = apart([(source, nbytes)], others)
-        if self.size == 2 and nbytes >= self._read.least_nbytes:  # to read many copies costs more
-            self._read_each(title, source, nbytes=nbytes, targets=given)
+        """Copy ``nbytes`` of each rank to ``targets``, one address a rank; None: only give."""
+        targets = targets or ()
+        others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
+        ranges = [(target, nbytes) for _, target in others]
+        buffer, [(source, _)] = copy_if_overlapping([(source, nbytes)], ranges)
+        slots = self.slots
+        if self.size == 2 and nbytes >= self._read.least_nbytes:  # among more, reading is slower
+            slots.next()
+            slots.write_integers([source])
+            self._barrier.begin(signature)
+            for rank, target in others:
+                self._read(rank, slots.read_integers(rank, 1)[0], target=target, nbytes=nbytes)
+            self._barrier.wait()
         else:
-            self._copy_each(title, source, nbytes=nbytes, targets=given)
-        if given and given[self.rank] != source:
-            memmove(given[self.rank], source, nbytes)
-        del kept  # nobody reads it any more
-
-    def _copy_each(self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int]) -> None:
-        for start, count in self._rounds(nbytes, self.slots.cached):
-            self.slots.put(0, source + start, count)
-            self._meet(start, title)
-            for rank, target in enumerate(targets):
-                if rank != self.rank:
-                    self.slots.get(rank, 0, target=target + start, nbytes=count)
-
-    def _read_each(self, title: bytes, source: int, *, nbytes: int, targets: Sequence[int]) -> None:
-        self.slots.next()
-        self.slots.tell([source])
-        self.board.begin(title)
-        for rank, target in enumerate(targets):
-            if rank != self.rank:
-                (there,) = self.slots.integers(rank, 1)
-                self._read(rank, there, target=target, nbytes=nbytes)
-        self.board.meet()
+            for start, count in slots.rounds(nbytes, slots.round_nbytes):
+                slots.put(0, source + start, count)
+                self._sync(start, signature)
+                for rank, target in others:
+                    slots.get(rank, 0, target=target + start, nbytes=count)
+        if targets and targets[self.rank] != source:
+            memmove(targets[self.rank], source, nbytes)
+        del buffer  # no rank reads it any more
 
     def scatter(
-        self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
+        self, signature: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
         """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
         if nbytes >= self._read.least_nbytes:
-            self._read_one(title, sources, nbytes=nbytes, target=target, root=root)
+            self._scatter_by_reading(signature, sources, nbytes=nbytes, target=target, root=root)
             return
-        most = self.slots.share(self.size)
-        for start, count in self._rounds(nbytes, most):
+        part = self.slots.part_nbytes()
+        for start, count in self.slots.rounds(nbytes, part):
             for rank, source in enumerate(sources):
                 if rank != root:
-                    self.slots.put(place(root, rank) * most, source + start, count)
-            self._meet(start, title)
+                    self.slots.put(part_index(root, rank) * part, source + start, count)
+            self._sync(start, signature)
             if self.rank != root:
-                at = place(root, self.rank) * most
+                at = part_index(root, self.rank) * part
                 self.slots.get(root, at, target=target + start, nbytes=count)
         if sources:
             memmove(target, sources[root], nbytes)
 
-    def _read_one(
-        self, title: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
+    def _scatter_by_reading(
+        self, signature: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
         others = [(source, nbytes) for rank, source in enumerate(sources) if rank != root]
-        kept, told = apart(others, [(target, nbytes)])
+        buffer, readable = copy_if_overlapping(others, [(target, nbytes)])
         self.slots.next()
-        self.slots.tell([address for address, _ in told])
-        self.board.begin(title)
+        self.slots.write_integers([address for address, _ in readable])
+        self._barrier.begin(signature)
         if self.rank == root:
             memmove(target, sources[root], nbytes)
         else:
-            there = self.slots.integers(root, self.size - 1)[place(root, self.rank)]
-            self._read(root, there, target=target, nbytes=nbytes)
-        self.board.meet()
-        del kept  # nobody reads it any more
-
-
-class Parting(Rounds):
-    """all_to_all; the parts are cut into rounds together, as many as the longest needs.
-
-    Parts that are long enough are read where they lie instead: both ends know which those are.
-    """
+            addresses = self.slots.read_integers(root, self.size - 1)
+            address = addresses[part_index(root, self.rank)]
+            self._read(root, address, target=target, nbytes=nbytes)
+        self._barrier.wait()
+        del buffer  # no rank reads it any more
 
     def all_to_all(
-        self, title: bytes, sources: Sequence[Extent], targets: Sequence[Extent]
+        self, signature: bytes, sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
     ) -> None:
-        """Send each rank its own part.
+        """Send each rank its own part, of any size.
+
+        1. Write a table into the slot: bytes to each rank, bytes from each rank, source addresses.
+        2. Send short parts through the slots, in as many rounds as the longest of them needs; after
+           the first barrier check that all tables agree.
+        3. Read long parts from their owners' memory; barrier.
 
         Args:
-            title: of the collective.
-            sources: (address, bytes) of what goes to each rank.
+            signature: of the collective.
+            sources: (address, bytes) of the part for each rank.
             targets: (address, bytes) of where each rank's part goes.
 
         Raises:
             LayoutMismatch: a rank sends more or less than another expects; on all ranks.
         """
-        head = -(-24 * self.size // ALIGN) * ALIGN
-        share = self.slots.share(self.size, head)
-        kept, sources = apart(sources, targets)
+        size, slots = self.size, self.slots
+        head = -(-24 * size // ALIGN) * ALIGN
+        part = slots.part_nbytes(head)
+        buffer, sources = copy_if_overlapping(sources, targets)
         tables: list[list[int]] = []
         start, longest = 0, 1
         while start < longest:
-            self.slots.next()
+            slots.next()
             if start == 0:
                 sizes = [n for _, n in sources] + [n for _, n in targets]
-                self.slots.tell([*sizes, *(address for address, _ in sources)])
-            self._send_parts(sources, start, head=head, share=share)
-            self._meet(start, title)
+                slots.write_integers([*sizes, *(address for address, _ in sources)])
+            for rank, source, count in self._short_pieces(sources, start, part):
+                slots.put(head + part_index(self.rank, rank) * part, source, count)
+            self._sync(start, signature)
             if start == 0:
-                tables = [self.slots.integers(rank, 3 * self.size) for rank in range(self.size)]
-                longest = self._agree_parts(tables)
-            self._take_parts(targets, start, head=head, share=share)
-            start += share
+                tables = [slots.read_integers(rank, 3 * size) for rank in range(size)]
+                longest = self._check_tables(tables)
+            for rank, target, count in self._short_pieces(targets, start, part):
+                at = head + part_index(rank, self.rank) * part
+                slots.get(rank, at, target=target, nbytes=count)
+            start += part
         memmove(targets[self.rank][0], *sources[self.rank])
-        if any(self._is_long(n) for table in tables for n in table[: self.size]):
-            self._read_parts(targets, [table[2 * self.size + self.rank] for table in tables])
-            self.board.meet()
-        del kept  # nobody reads it any more
+        if any(n >= self._read.least_nbytes for table in tables for n in table[:size]):
+            for rank, (target, nbytes) in enumerate(targets):
+                if nbytes >= self._read.least_nbytes and rank != self.rank:
+                    address = tables[rank][2 * size + self.rank]
+                    self._read(rank, address, target=target, nbytes=nbytes)
+            self._barrier.wait()
+        del buffer  # no rank reads it any more
 
-    def _is_long(self, nbytes: int) -> bool:
-        return nbytes >= self._read.least_nbytes
+    def _short_pieces(
+        self, parts: Sequence[MemoryRange], start: int, most: int
+    ) -> list[tuple[int, int, int]]:
+        """Return (rank, address, bytes) of a round's piece of each short part of another rank."""
+        return [
+            (rank, address + start, min(most, nbytes - start))
+            for rank, (address, nbytes) in enumerate(parts)
+            if start < nbytes < self._read.least_nbytes and rank != self.rank
+        ]
 
-    def _send_parts(self, sources: Sequence[Extent], start: int, *, head: int, share: int) -> None:
-        for rank, (source, nbytes) in enumerate(sources):
-            if start < nbytes and not self._is_long(nbytes) and rank != self.rank:
-                at = head + place(self.rank, rank) * share
-                self.slots.put(at, source + start, min(share, nbytes - start))
-
-    def _take_parts(self, targets: Sequence[Extent], start: int, *, head: int, share: int) -> None:
-        for rank, (target, nbytes) in enumerate(targets):
-            if start < nbytes and not self._is_long(nbytes) and rank != self.rank:
-                at, count = head + place(rank, self.rank) * share, min(share, nbytes - start)
-                self.slots.get(rank, at, target=target + start, nbytes=count)
-
-    def _read_parts(self, targets: Sequence[Extent], addresses: Sequence[int]) -> None:
-        for rank, (target, nbytes) in enumerate(targets):
-            if self._is_long(nbytes) and rank != self.rank:
-                self._read(rank, addresses[rank], target=target, nbytes=nbytes)
-
-    def _agree_parts(self, tables: Sequence[Sequence[int]]) -> int:
-        """The longest part that goes through the slots, once all sizes are seen to fit."""
-        names, longest = self.board.lines.names, 0
+    def _check_tables(self, tables: Sequence[Sequence[int]]) -> int:
+        """Check that each rank expects what the others send; return the longest short part."""
+        names, longest = self._barrier.headers.names, 0
         for sender, table in enumerate(tables):
-            for taker, sent in enumerate(table[: self.size]):
-                expected = tables[taker][self.size + sender]
-                if sent != expected:
+            for receiver, nbytes in enumerate(table[: self.size]):
+                expected = tables[receiver][self.size + sender]
+                if nbytes != expected:
                     raise LayoutMismatch(
-                        f"all_to_all: rank {names[sender]} sends {sent} bytes to rank "
-                        f"{names[taker]}, which expects {expected}; the splits must agree"
+                        f"all_to_all: rank {names[sender]} sends {nbytes} bytes to rank "
+                        f"{names[receiver]}, which expects {expected}; the splits must agree"
                     )
-                if not self._is_long(sent):
-                    longest = max(longest, sent)
+                if nbytes < self._read.least_nbytes:
+                    longest = max(longest, nbytes)
         return longest
 
 
-class Host(Combining, Copying, Parting):
-    """The ranks of one group that share memory, as one of them sees them, and all they can do."""
+@lru_cache(maxsize=1024)
+def _in_place_signature(signature: bytes, buffer: int, offset: int) -> bytes:
+    """Return the signature with the position of the elements in a shared buffer."""
+    return op_signature(f"{signature.decode().strip()} in place at {buffer}+{offset}")
+
+
+def copy_if_overlapping(
+    sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
+) -> tuple[Tensor | None, Sequence[MemoryRange]]:
+    """Copy the sources if they overlap a target, so that ranks can read them meanwhile.
+
+    Returns:
+        The buffer to keep while ranks read, None if nothing was copied; and the sources to use.
+    """
+    if not _overlap(sources, targets):
+        return None, sources
+    buffer = torch.empty(sum(nbytes for _, nbytes in sources), dtype=torch.uint8)
+    copies, address = [], buffer.data_ptr()
+    for source, nbytes in sources:
+        memmove(address, source, nbytes)
+        copies.append((address, nbytes))
+        address += nbytes
+    return buffer, copies
+
+
+def _overlap(sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]) -> bool:
+    """Return whether a source overlaps a target; sources may overlap each other."""
+    ranges = [(a, a + n, kind) for kind, rs in enumerate((sources, targets)) for a, n in rs if n]
+    ends = [0, 0]  # the highest address so far of the sources, and of the targets
+    for begin, end, kind in sorted(ranges):
+        if begin < ends[1 - kind]:
+            return True
+        ends[kind] = max(ends[kind], end)
+    return False

@@ -1,7 +1,7 @@
-"""Send and receive between two ranks of a host, by tag, from a given rank or from any.
+"""Send and receive between two ranks of a node, by tag, from a given rank or from any.
 
-Whoever waits for a message drives all of them (``mail``); a thread takes over only while nobody
-waits.
+A thread that waits for one message moves all messages (``p2p_queues``). A helper thread moves them
+only while no thread waits.
 """
 
 from __future__ import annotations
@@ -15,48 +15,46 @@ from ctypes import memmove
 from torch import Tensor
 
 from shoal.errors import FaultError
-from shoal.wire.shm.memory.barrier import LOOKS, PRESENT, Board, give_way
-from shoal.wire.shm.memory.cma import Reader
+from shoal.wire.shm.memory.barrier import PRESENT, SPINS, Barrier, sched_yield
+from shoal.wire.shm.memory.cma import CmaReader
 from shoal.wire.shm.memory.ring import Ring
-from shoal.wire.shm.node.p2p_queues import Mail, Parcel
+from shoal.wire.shm.node.p2p_queues import P2PQueues, P2PWork
 
-_GRACE_SECONDS = 0.001  # before the thread takes over: mostly the caller is about to wait
-_ALERT_SECONDS = 0.1  # after the last message, until then nobody need wake the thread
+_GRACE_SECONDS = 0.001  # before the helper thread acts: mostly the caller is about to wait
+_AWAKE_SECONDS = 0.1  # how long the helper thread stays awake after the last message
 
 
-class Post:
-    """Carries all messages of one rank.
+class P2P:
+    """Sends and receives all messages of one rank.
 
-    Args:
-        board: of the group.
-        outward: the ring to each other rank.
-        inward: the ring from each other rank.
-        reader: of the other ranks' memory.
+    ``outgoing`` and ``incoming`` are the rings to and from each rank; None for this rank itself. Of
+    the barrier only the timeout and the failures are used.
     """
 
     def __init__(
         self,
-        board: Board,
-        outward: Sequence[Ring | None],
-        inward: Sequence[Ring | None],
-        reader: Reader,
+        barrier: Barrier,
+        outgoing: Sequence[Ring | None],
+        incoming: Sequence[Ring | None],
+        reader: CmaReader,
     ) -> None:
-        self.board, self._mail = board, Mail(outward, inward, reader)
-        self._lock, self._changed = threading.Lock(), threading.Condition()
+        self._barrier, self._queues = barrier, P2PQueues(outgoing, incoming, reader)
+        self._lock, self._wakeup = threading.Lock(), threading.Condition()
         self._thread: threading.Thread | None = None
-        self._driven, self._stopped, self._alert, self._active = 0, False, False, 0.0
+        self._waiters, self._stopped = 0, False
+        self._awake, self._last_active = False, 0.0
 
-    def _parcel(self, flat: Tensor, tag: int, peer: int | None) -> Parcel:
-        self.board.require_whole()
-        end = time.monotonic() + self.board.seconds
-        return Parcel(flat, tag, peer=peer, end=end, drive=self._drive)
+    def _work(self, flat: Tensor, tag: int, peer: int | None) -> P2PWork:
+        self._barrier.require_usable()
+        end = time.monotonic() + self._barrier.seconds
+        return P2PWork(flat, tag, peer=peer, end=end, drive=self._drive)
 
-    def send(self, flat: Tensor, peer: int, *, tag: int) -> Parcel:
+    def send(self, flat: Tensor, peer: int, *, tag: int) -> P2PWork:
         """Begin to send a message."""
-        parcel = self._parcel(flat, tag, peer)
+        work = self._work(flat, tag, peer)
         with self._lock:
-            self._mail.send(parcel, peer)
-        return self._entrust(parcel)
+            self._queues.send(work, peer)
+        return self._hand_over(work)
 
     def receive(
         self,
@@ -64,120 +62,117 @@ class Post:
         peer: int | None,
         *,
         tag: int,
-        finally_: Callable[[], None] | None = None,
-    ) -> Parcel:
+        on_success: Callable[[], None] | None = None,
+    ) -> P2PWork:
         """Begin to receive a message into ``flat``."""
-        parcel = self._parcel(flat, tag, peer)
-        parcel.finally_ = finally_
+        work = self._work(flat, tag, peer)
+        work.on_success = on_success
         with self._lock:
-            kept = self._mail.expect(parcel)
-        if kept is not None:
-            self._drive(kept[1])  # its last cells may still be on their way
-            _deliver(parcel, *kept)
-        return self._entrust(parcel)
+            unexpected = self._queues.post_receive(work)
+        if unexpected is not None:
+            source, message = unexpected
+            self._drive(message)  # its last cells may still be on their way
+            message.wait()
+            work.peer = source
+            error = work.size_error(message.nbytes)
+            if error is None:
+                memmove(work.address, message.address, message.nbytes)
+            work.finish(error)
+        return self._hand_over(work)
 
-    def _entrust(self, parcel: Parcel) -> Parcel:
-        if not parcel.is_completed():
-            self._active = time.monotonic()
-            if not self._alert:
-                self._alarm()
-        return parcel
+    def _hand_over(self, work: P2PWork) -> P2PWork:
+        """Make sure that the helper thread is awake, if the message is not complete."""
+        if not work.is_completed():
+            self._last_active = time.monotonic()
+            if not self._awake:
+                with self._wakeup:
+                    self._awake = True
+                    if self._thread is None:
+                        name = "shoal messages"
+                        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                        self._thread.start()
+                    self._wakeup.notify()
+        return work
 
-    def _alarm(self) -> None:
-        with self._changed:
-            self._alert = True
-            if self._thread is None:
-                name = "shoal messages"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def _drive(self, parcel: Parcel, end: float = math.inf) -> None:
-        """Carry messages until this one has arrived, or until the end of patience."""
-        # Another thread than the first is somebody's background: see Board.ready.
-        looks = LOOKS if threading.current_thread() is threading.main_thread() else 0
-        self._driven += 1
+    def _drive(self, work: P2PWork, end: float = math.inf) -> None:
+        """Move messages until this one is complete, or until a time."""
+        # Any thread but the main one runs in the background: see Barrier.prepare.
+        spins = SPINS if threading.current_thread() is threading.main_thread() else 0
+        self._waiters += 1
         try:
-            while not parcel.is_completed() and time.monotonic() < end:
-                self._carry(parcel.is_completed, looks)
+            while not work.is_completed() and time.monotonic() < end:
+                self._progress(work.is_completed, spins)
         finally:
-            self._driven -= 1
+            self._waiters -= 1
 
-    def _carry(self, done: Callable[[], bool], looks: int = 0) -> None:
-        """Move messages; if none moves, look out for a change, then sleep until there is one."""
-        lines = self.board.lines
-        heard = lines.bell()
+    def _progress(self, done: Callable[[], bool], spins: int = 0) -> None:
+        """Move messages; if none moves, spin, then sleep until this rank's bell rings."""
+        headers = self._barrier.headers
+        bell = headers.bell()
         with self._lock:
-            moved = self._mail.progress()
+            moved = self._queues.progress()
         if moved or done():
             return
-        for _ in range(looks):
-            if lines.bell() != heard:
+        for _ in range(spins):
+            if headers.bell() != bell:
                 break
-            give_way()
-        lines.listen(heard)
-        self._complain()
+            sched_yield()
+        headers.sleep_until_rung(bell)
+        self._fail_hopeless()
 
     def _run(self) -> None:
-        idle = self._mail.idle
+        idle = self._queues.idle
         while True:
-            with self._changed:
-                if idle() and time.monotonic() - self._active > _ALERT_SECONDS:
-                    self._alert = False
-                    self._changed.wait()
+            with self._wakeup:
+                if idle() and time.monotonic() - self._last_active > _AWAKE_SECONDS:
+                    self._awake = False
+                    self._wakeup.wait()
                 elif not self._stopped:
-                    self._changed.wait(_GRACE_SECONDS)
+                    self._wakeup.wait(_GRACE_SECONDS)
                 if self._stopped:
                     return
-            if not self._driven and not idle():
-                self._carry(idle)
+            if not self._waiters and not idle():
+                self._progress(idle)
 
-    def _complain(self) -> None:
-        """Give up the messages whose other end has died, left or been silent for too long."""
+    def _fail_hopeless(self) -> None:
+        """Fail the messages whose other end has died or left, or that have timed out."""
         with self._lock:
-            waiting = list(self._mail.waiting())
-            failed = [(p, error) for verb, p in waiting if (error := self._fault(verb, p))]
-            if self._mail.progress() or not failed:  # some came before their other end left
+            pending = list(self._queues.pending())
+            failed = [(work, error) for verb, work in pending if (error := self._fault(verb, work))]
+            if self._queues.progress() or not failed:  # some arrived before their sender left
                 return
-            halved = next((error for p, error in failed if self._mail.begun(p)), None)
-            if halved is not None:  # the other half would be taken for a message of its own
-                self.board.broke(halved)
-                failed = [(parcel, halved) for _, parcel in waiting]
-            for parcel, error in failed:
-                self._mail.drop(parcel)
-                parcel.finish(error)
+            partial = next((error for w, error in failed if self._queues.is_partial(w)), None)
+            if partial is not None:  # the rest would be taken for a message of its own
+                self._barrier.record_failure(partial)
+                failed = [(work, partial) for _, work in pending]
+            for work, error in failed:
+                self._queues.remove(work)
+                work.finish(error)
 
-    def _fault(self, verb: str, parcel: Parcel) -> FaultError | None:
-        """What has become of those a message waits for, if it waits in vain."""
-        ends = self._ends(parcel)
+    def _fault(self, verb: str, work: P2PWork) -> FaultError | None:
+        """Return the error of a message that can no longer arrive or has timed out."""
+        peers = self._awaited_peers(work)
         try:
-            self.board.require_whole()
-            self.board.check(f"{verb} (tag {parcel.tag})", ends, parcel.end)
+            self._barrier.require_usable()
+            self._barrier.check(f"{verb} (tag {work.tag})", peers, work.end)
         except FaultError as error:
-            return error if self._ends(parcel) == ends else None  # or another may yet send it
+            # if another peer was lost meanwhile, the remaining ones may yet send the message
+            return error if self._awaited_peers(work) == peers else None
         return None
 
-    def _ends(self, parcel: Parcel) -> list[int]:
-        """Whom a message waits for; of several, those who are still there."""
-        if parcel.peer is not None:
-            return [parcel.peer]
-        lines = self.board.lines
-        others = [rank for rank in range(lines.size) if rank != lines.rank]
-        return [r for r in others if lines.status(r) == PRESENT and lines.peers[r].alive] or others
+    def _awaited_peers(self, work: P2PWork) -> list[int]:
+        """Return the ranks that a message waits for; from any source: those that still live."""
+        if work.peer is not None:
+            return [work.peer]
+        headers = self._barrier.headers
+        others = [rank for rank in range(headers.size) if rank != headers.rank]
+        living = [r for r in others if headers.status(r) == PRESENT and headers.peers[r].alive]
+        return living or others
 
     def stop(self) -> None:
-        """End the thread."""
-        with self._changed:
+        """End the helper thread."""
+        with self._wakeup:
             thread, self._thread, self._stopped = self._thread, None, True
-            self._changed.notify_all()
+            self._wakeup.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(5)
-
-
-def _deliver(parcel: Parcel, source: int, kept: Parcel) -> None:
-    kept.wait()
-    parcel.peer = source
-    error = parcel.misfit(kept.nbytes)
-    if error is None:
-        memmove(parcel.address, kept.address, kept.nbytes)
-    parcel.finish(error)

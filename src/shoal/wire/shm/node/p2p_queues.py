@@ -1,18 +1,13 @@
-"""One message between two ranks, while it is being sent or received.
+"""The queues of one rank's point-to-point messages, and the rings that the messages go through.
 
-The messages of one rank that are under way, and the rings they go through.
+As in MPI there are posted receives and unexpected messages. A message that no receive matches stays
+in its sender's ring, unless it blocks one that is matched: then it moves to a buffer of its own.
+Messages of one sender and tag arrive in the order in which they were sent.
 
-A message that nobody has asked for stays with its sender, unless it is in the way of one that
-somebody has: then it is kept aside. Messages of one sender and tag arrive in the order sent.
-
-A message that lies with its sender (``sending``) may no longer be readable, for the sender is gone
-or has given up. Nothing behind it can be had either: that rank is lost to this one.
-
-The messages of one rank that others have not taken yet.
-
-A long message does not go through its ring if the receiver can read it where it lies (``reading``):
-the ring only says where, and the message is sent when it has been read. A very long one does, where
-there are as many cores as ranks: then one end writes while the other reads.
+A long message does not go through the ring if the receiver can read the sender's memory (``cma``):
+the ring only carries its address, and the send is complete when the receiver has read the message.
+A very long one does go through the ring if there is a core for each rank: then one end writes while
+the other reads.
 """
 
 from __future__ import annotations
@@ -30,21 +25,26 @@ from torch import Tensor
 
 from shoal.cores import usable_cores
 from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch
-from shoal.wire.shm.backend.work import Work
-from shoal.wire.shm.memory.cma import Reader
-from shoal.wire.shm.memory.ring import Cell, Ring
+from shoal.wire.shm.memory.cma import CmaReader
+from shoal.wire.shm.memory.ring import Ring, RingCell
+from shoal.wire.shm.work import Work
+
+_PIPELINED_NBYTES = 2 << 20  # from here on a ring is faster, if each rank has a core of its own
 
 
-class Parcel(Work):
-    """A message under way.
+class P2PWork(Work):
+    """A message that is being sent or received.
 
     Args:
-        flat: its numbers, contiguous.
-        tag: must match.
+        flat: the contiguous tensor.
+        tag: of the message.
         peer: the other rank, or None for any.
-        end: when it must have arrived, on the monotonic clock.
-        drive: called by who waits for the message, with the latest time; returns when it has
-            arrived, or then.
+        end: of the timeout, on the monotonic clock.
+        drive: moves messages until this one is complete or until a time; called by :meth:`wait`.
+
+    Attributes:
+        start: how many bytes have been sent.
+        on_success: called when the message is complete, before any waiter goes on.
     """
 
     def __init__(
@@ -54,21 +54,19 @@ class Parcel(Work):
         *,
         peer: int | None,
         end: float,
-        drive: Callable[[Parcel, float], None] | None = None,
+        drive: Callable[[P2PWork, float], None] | None = None,
     ) -> None:
         super().__init__([flat])
-        self.flat, self.tag, self.peer, self._drive = flat, tag, peer, drive
+        self.tag, self.peer, self._drive = tag, peer, drive
         self.address, self.nbytes, self.start = flat.data_ptr(), flat.nbytes, 0
-        self.end, self.finally_ = end, None
-        self.from_anyone = peer is None
-
-    finally_: Callable[[], None] | None
+        self.end, self.any_source = end, peer is None
+        self.on_success: Callable[[], None] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is sent or received, and raise what went wrong.
+        """Wait until the message is sent or received; raise its error.
 
         Raises:
-            ExchangeTimeout: not done within ``timeout``; it goes on.
+            ExchangeTimeout: not done within ``timeout``; the message continues.
         """
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._done and self._drive is not None:
@@ -77,21 +75,20 @@ class Parcel(Work):
                 raise ExchangeTimeout(f"a message (tag {self.tag}) not done within {seconds:g} s")
         return super().wait()
 
-    def _source_rank(self) -> int:
+    def source_rank(self) -> int:
+        """Return the rank that sent the message; -1 if it is not known yet."""
         return -1 if self.peer is None else self.peer
 
-    def source_rank(self) -> int:
-        """Whom the message came from."""
-        return self._source_rank()
+    _source_rank = source_rank
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark as done; put the message into a tensor that was not contiguous."""
-        if error is None and self.finally_ is not None:
-            self.finally_()
+        """Mark as done; without an error call ``on_success`` first."""
+        if error is None and self.on_success is not None:
+            self.on_success()
         super().finish(error)
 
-    def misfit(self, nbytes: int) -> LayoutMismatch | None:
-        """What is wrong if ``nbytes`` were sent; None if that is what is wanted."""
+    def size_error(self, nbytes: int) -> LayoutMismatch | None:
+        """Return an error if the sender sent another size than this receive expects."""
         if nbytes == self.nbytes:
             return None
         return LayoutMismatch(
@@ -100,208 +97,205 @@ class Parcel(Work):
         )
 
 
-class Mail:
-    """Whatever moves or waits; to be used by one thread at a time.
-
-    Args:
-        outward: the ring to each other rank.
-        inward: the ring from each other rank.
-        reader: of the other ranks' memory.
-    """
+class P2PQueues:
+    """All messages of this rank that are not complete; for one thread at a time."""
 
     def __init__(
-        self, outward: Sequence[Ring | None], inward: Sequence[Ring | None], reader: Reader
+        self, outgoing: Sequence[Ring | None], incoming: Sequence[Ring | None], reader: CmaReader
     ) -> None:
-        self._in, self._read = tuple(inward), reader
-        self._sending = Sending(outward, reader.least_nbytes)
-        self._lost: set[int] = set()  # from whom nothing can be had any more
-        self._awaited: list[Parcel] = []
-        self._taking: dict[int, Parcel] = {}  # by source: the message whose cells are coming
-        self._aside: list[tuple[int, Parcel]] = []
+        self._incoming, self._read = tuple(incoming), reader
+        self._sends = SendQueue(outgoing, reader.least_nbytes)
+        self._lost: set[int] = set()  # sources whose next message cannot be read any more
+        self._posted: list[P2PWork] = []  # receives that no message has matched yet
+        self._arriving: dict[int, P2PWork] = {}  # by source: the message whose cells are coming
+        self._unexpected: list[tuple[int, P2PWork]] = []
 
-    def send(self, parcel: Parcel, peer: int) -> None:
+    def send(self, work: P2PWork, peer: int) -> None:
         """Begin to send."""
-        self._sending.add(parcel, peer)
+        self._sends.add(work, peer)
         self.progress()
 
-    def expect(self, parcel: Parcel) -> tuple[int, Parcel] | None:
-        """Begin to receive; or return the source and the message, if it was kept aside."""
-        for index, (source, other) in enumerate(self._aside):
-            if other.tag == parcel.tag and parcel.peer in (None, source):
-                return self._aside.pop(index)
-        self._awaited.append(parcel)
+    def post_receive(self, work: P2PWork) -> tuple[int, P2PWork] | None:
+        """Begin to receive; or return source and message of a matching unexpected message."""
+        for index, (source, message) in enumerate(self._unexpected):
+            if message.tag == work.tag and work.peer in (None, source):
+                return self._unexpected.pop(index)
+        self._posted.append(work)
         self.progress()
         return None
 
     def idle(self) -> bool:
-        """Whether nothing is under way."""
-        return self._sending.idle() and not (self._awaited or self._taking)
+        """Return whether no message is under way."""
+        return self._sends.idle() and not (self._posted or self._arriving)
 
-    def waiting(self) -> Iterator[tuple[str, Parcel]]:
-        """All that is under way, and what is done with it."""
-        yield from (("send", parcel) for parcel in self._sending.waiting())
-        yield from (("receive", parcel) for parcel in (*self._awaited, *self._taking.values()))
+    def pending(self) -> Iterator[tuple[str, P2PWork]]:
+        """Yield "send" or "receive" and the work, of all messages that are under way."""
+        yield from (("send", work) for work in self._sends.pending())
+        yield from (("receive", work) for work in (*self._posted, *self._arriving.values()))
 
-    def begun(self, parcel: Parcel) -> bool:
-        """Whether part of a message has moved and part has not, or its address was told."""
-        return parcel.start > 0 or any(parcel is taken for taken in self._taking.values())
+    def is_partial(self, work: P2PWork) -> bool:
+        """Return whether a part of a message has moved, or its address was published."""
+        return work.start > 0 or any(work is other for other in self._arriving.values())
 
-    def drop(self, parcel: Parcel) -> None:
-        """Have no more to do with a message."""
-        self._awaited = [p for p in self._awaited if p is not parcel]
-        self._taking = {s: p for s, p in self._taking.items() if p is not parcel}
-        self._sending.drop(parcel)
+    def remove(self, work: P2PWork) -> None:
+        """Forget a message."""
+        self._posted = [w for w in self._posted if w is not work]
+        self._arriving = {s: w for s, w in self._arriving.items() if w is not work}
+        self._sends.remove(work)
 
     def progress(self) -> bool:
-        """Move every message as far as it goes; whether any moved."""
-        moved = self._sending.progress()
-        for source, ring in enumerate(self._in):
+        """Move every message as far as it goes; return whether any moved."""
+        moved = self._sends.progress()
+        for source, ring in enumerate(self._incoming):
             if ring is None or source in self._lost:
                 continue
-            if self._awaited or source in self._taking:
-                moved |= self._pull(source, ring)
+            if self._posted or source in self._arriving:
+                moved |= self._receive_from(source, ring)
         return moved
 
-    def _pull(self, source: int, ring: Ring) -> bool:
+    def _receive_from(self, source: int, ring: Ring) -> bool:
         moved = False
         while (cell := ring.peek()) is not None:
-            taking = self._taking.get(source) or self._addressee(source, cell)
-            if taking is None:
+            work = self._arriving.get(source) or self._match(source, cell)
+            if work is None:
                 return moved
-            self._taking[source] = taking
-            error = self._fill(taking, cell, source)
-            if error is not None:  # not taken, so it is not sent either
-                self._lose(source, error)
+            self._arriving[source] = work
+            error = self._copy_cell(work, cell, source)
+            if error is not None:  # the cell is not released, so the send does not complete either
+                self._abandon(source, error)
                 return True
-            ring.take()
+            ring.release()
             moved = True
             if cell.start + max(cell.nbytes, 1) >= max(cell.total, 1):
-                del self._taking[source]
-                taking.finish(taking.misfit(cell.total))
+                del self._arriving[source]
+                work.finish(work.size_error(cell.total))
         return moved
 
-    def _lose(self, source: int, error: FaultError) -> None:
-        """Await nothing from a rank any more; who takes what anyone sends goes on waiting."""
-        self._lost.add(source)
-        taking = self._taking.pop(source)
-        self._aside = [kept for kept in self._aside if kept[1] is not taking]
-        if taking.from_anyone:
-            taking.peer = None
-            self._awaited.insert(0, taking)
-        else:
-            taking.finish(error)
+    def _abandon(self, source: int, error: FaultError) -> None:
+        """Receive nothing from a rank any more: what follows in its ring cannot be reached.
 
-    def _fill(self, taking: Parcel, cell: Cell, source: int) -> FaultError | None:
-        """Copy what a cell holds, or tells of, to where it belongs, if that is long enough."""
-        if cell.start + cell.nbytes > taking.nbytes:
+        The receive fails, but one from any source waits for another rank.
+        """
+        self._lost.add(source)
+        work = self._arriving.pop(source)
+        self._unexpected = [item for item in self._unexpected if item[1] is not work]
+        if work.any_source:
+            work.peer = None
+            self._posted.insert(0, work)
+        else:
+            work.finish(error)
+
+    def _copy_cell(self, work: P2PWork, cell: RingCell, source: int) -> FaultError | None:
+        """Copy the bytes of a cell, or those at the address in it, into the tensor if they fit."""
+        if cell.start + cell.nbytes > work.nbytes:
             return None
-        if not cell.there:
-            memmove(taking.address + cell.start, cell.address, cell.nbytes)
+        if not cell.remote_address:
+            memmove(work.address + cell.start, cell.address, cell.nbytes)
             return None
-        what = f"receive (tag {cell.tag})"
+        operation = f"receive (tag {cell.tag})"
+        target, nbytes = work.address, cell.nbytes
         try:
-            self._read(source, cell.there, target=taking.address, nbytes=cell.nbytes, what=what)
+            self._read(
+                source, cell.remote_address, target=target, nbytes=nbytes, operation=operation
+            )
         except FaultError as error:
             return error
         return None
 
-    def _addressee(self, source: int, cell: Cell) -> Parcel | None:
-        """Who waits for the message that begins in a cell; else room aside, if it is in the way."""
+    def _match(self, source: int, cell: RingCell) -> P2PWork | None:
+        """Return the posted receive that a message matches.
+
+        If none matches, but a receive waits for a later message of this source, return a buffer for
+        the unexpected message.
+        """
         end = 0.0
-        for parcel in self._awaited:
-            if parcel.peer in (None, source):
-                if parcel.tag == cell.tag:
-                    self._awaited.remove(parcel)
-                    parcel.peer = source
-                    return parcel
-                end = parcel.end  # it is in the way, and has as long as who waits
+        for work in self._posted:
+            if work.peer in (None, source):
+                if work.tag == cell.tag:
+                    self._posted.remove(work)
+                    work.peer = source
+                    return work
+                end = work.end  # this receive is blocked, and its timeout holds for both
         if not end:
             return None
-        room = torch.empty(cell.total, dtype=torch.uint8)
-        kept = Parcel(room, cell.tag, peer=source, end=end)
-        self._aside.append((source, kept))
-        return kept
+        buffer = torch.empty(cell.total, dtype=torch.uint8)
+        unexpected = P2PWork(buffer, cell.tag, peer=source, end=end)
+        self._unexpected.append((source, unexpected))
+        return unexpected
 
 
-_PIPED_NBYTES = 2 << 20  # from here on a ring is faster, if each end has a core of its own
+class SendQueue:
+    """The messages that this rank sends, in order for each receiver; for one thread at a time.
 
-
-class Sending:
-    """Whatever leaves; to be used by one thread at a time.
-
-    Args:
-        rings: to each other rank.
-        least_nbytes: of a message that is read where it lies.
+    Receivers read messages from ``least_nbytes`` on from the memory of this process.
     """
 
     def __init__(self, rings: Sequence[Ring | None], least_nbytes: int) -> None:
         self._rings, self._least_nbytes = tuple(rings), least_nbytes
         crowded = len(self._rings) > usable_cores()
-        self._most_nbytes = sys.maxsize if crowded else _PIPED_NBYTES
-        self._leaving: dict[int, deque[Parcel]] = {}
-        self._offered: dict[int, deque[tuple[int, Parcel]]] = {}  # with the number of the cell
+        self._most_nbytes = sys.maxsize if crowded else _PIPELINED_NBYTES
+        self._queued: dict[int, deque[P2PWork]] = {}
+        self._published: dict[int, deque[tuple[int, P2PWork]]] = {}  # cell number; by address
 
-    def add(self, parcel: Parcel, peer: int) -> None:
-        """Another one, behind those that leave for the same rank."""
-        self._leaving.setdefault(peer, deque()).append(parcel)
+    def add(self, work: P2PWork, peer: int) -> None:
+        """Queue a message behind the others to the same rank."""
+        self._queued.setdefault(peer, deque()).append(work)
 
     def idle(self) -> bool:
-        """Whether there is none."""
-        return not (self._leaving or self._offered)
+        """Return whether there is no message."""
+        return not (self._queued or self._published)
 
-    def waiting(self) -> Iterator[Parcel]:
-        """All of them."""
-        for parcels in list(self._leaving.values()):
-            yield from list(parcels)
-        for offers in list(self._offered.values()):
-            yield from (parcel for _, parcel in list(offers))
+    def pending(self) -> Iterator[P2PWork]:
+        """Yield all messages."""
+        for works in list(self._queued.values()):
+            yield from list(works)
+        for items in list(self._published.values()):
+            yield from (work for _, work in list(items))
 
-    def drop(self, parcel: Parcel) -> None:
-        """Have no more to do with a message."""
-        for waiting in self._leaving.values():
-            if parcel in waiting:
-                waiting.remove(parcel)
-        for peer, offers in self._offered.items():
-            self._offered[peer] = deque(offer for offer in offers if offer[1] is not parcel)
+    def remove(self, work: P2PWork) -> None:
+        """Forget a message."""
+        for works in self._queued.values():
+            if work in works:
+                works.remove(work)
+        for peer, items in self._published.items():
+            self._published[peer] = deque(item for item in items if item[1] is not work)
 
     def progress(self) -> bool:
-        """Move every message as far as it goes; whether any moved."""
+        """Move every message as far as it goes; return whether any moved."""
         moved = False
-        for peer in list(self._offered):
-            moved |= self._settle(peer)
-        for peer in list(self._leaving):
-            moved |= self._push(peer)
+        for peer in list(self._published):
+            moved |= self._finish_read(peer)
+        for peer in list(self._queued):
+            moved |= self._write(peer)
         return moved
 
-    def _push(self, peer: int) -> bool:
-        ring, waiting, moved = self._rings[peer], self._leaving[peer], False
-        while waiting and ring is not None:
-            parcel = waiting[0]
-            if self._least_nbytes <= parcel.nbytes <= self._most_nbytes:
-                number = ring.offer(parcel.tag, address=parcel.address, nbytes=parcel.nbytes)
+    def _write(self, peer: int) -> bool:
+        ring, works, moved = self._rings[peer], self._queued[peer], False
+        while works and ring is not None:
+            work = works[0]
+            if self._least_nbytes <= work.nbytes <= self._most_nbytes:
+                number = ring.write_address(work.tag, address=work.address, nbytes=work.nbytes)
                 if number is None:
                     return moved
-                parcel.start, moved = parcel.nbytes, True
-                self._offered.setdefault(peer, deque()).append((number, waiting.popleft()))
+                work.start, moved = work.nbytes, True
+                self._published.setdefault(peer, deque()).append((number, works.popleft()))
                 continue
-            start = ring.write(
-                parcel.tag, address=parcel.address, nbytes=parcel.nbytes, start=parcel.start
-            )
-            moved |= start != parcel.start
-            parcel.start = start
-            if start < max(parcel.nbytes, 1):
+            start = ring.write(work.tag, address=work.address, nbytes=work.nbytes, start=work.start)
+            moved |= start != work.start
+            work.start = start
+            if start < max(work.nbytes, 1):
                 return moved
-            waiting.popleft()
-            parcel.finish()
-        del self._leaving[peer]
+            works.popleft()
+            work.finish()
+        del self._queued[peer]
         return moved
 
-    def _settle(self, peer: int) -> bool:
-        """Finish what a rank has read; whether it has read any."""
-        ring, offers, moved = self._rings[peer], self._offered[peer], False
-        while offers and ring is not None and ring.taken(offers[0][0]):
-            offers.popleft()[1].finish()
+    def _finish_read(self, peer: int) -> bool:
+        """Complete the messages that a rank has read by address; return whether there are any."""
+        ring, items, moved = self._rings[peer], self._published[peer], False
+        while items and ring is not None and ring.is_released(items[0][0]):
+            items.popleft()[1].finish()
             moved = True
-        if not offers:
-            del self._offered[peer]
+        if not items:
+            del self._published[peer]
         return moved

@@ -35,7 +35,7 @@ def test_a_random_sequence_on_several_hosts_gives_what_gloo_gives(hosts: str) ->
 def everything() -> None:
     rank, size = enter()
     world = dist.group.WORLD
-    assert type(world._wire).__name__ == "Hosts"
+    assert type(world._collectives).__name__ == "MultiNodeCollectives"
     mean = torch.full((100_000,), float(rank))
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     assert mean.eq((size - 1) / 2).all()
@@ -101,7 +101,7 @@ def test_who_is_lost_on_another_host_is_named(call: str) -> None:
     whom = "one of the ranks 2, 3" if call == "all_reduce" else "rank 3"
     assert first.value is not None, first.error
     assert call in first.value
-    assert f"{whom}, between hosts" in first.value
+    assert f"{whom}, between nodes" in first.value
 
 
 def mismatch() -> str:
@@ -143,7 +143,7 @@ def measured() -> tuple[dict[int, int], set[int]]:
         dist.all_reduce(given[:0].clone())
         assert scalar.isfinite().all()
         found.add(int(x.view(torch.int32).sum()))
-    return dist.group.WORLD._wire.speakers.chosen, found
+    return dist.group.WORLD._collectives.leaders.chosen, found
 
 
 def test_all_ranks_choose_the_same_speakers_and_bits_do_not_depend_on_it() -> None:

@@ -15,7 +15,8 @@ from shm_worlds import enter, needs_reading
 from shoal.errors import BadArgument, ExchangeTimeout, FaultError, PeerLost
 from shoal.testing.processes import outcomes, run_workers
 from shoal.wire.shm.memory import cma as reading
-from shoal.wire.shm.memory.cma import LEAST, NEVER, Token, finds, least_nbytes, read
+from shoal.wire.shm.memory.cma import Token, can_read, read
+from shoal.wire.shm.options import DIRECT_MB, NEVER, direct_nbytes
 
 MB = 1 << 20
 LETTER = 300_000  # numbers of a message that is read, however many cores there are
@@ -23,9 +24,9 @@ LETTER = 300_000  # numbers of a message that is read, however many cores there 
 
 def test_a_token_is_found_by_who_knows_where_it_is() -> None:
     token, other = Token(), Token()
-    assert finds(os.getpid(), token.card)
-    assert not finds(os.getpid(), (token.card[0], other.card[1]))
-    assert not finds(os.getpid(), (0, token.card[1]))
+    assert can_read(os.getpid(), token.card)
+    assert not can_read(os.getpid(), (token.card[0], other.card[1]))
+    assert not can_read(os.getpid(), (0, token.card[1]))
 
 
 def test_a_process_that_is_gone_cannot_be_read() -> None:
@@ -38,19 +39,19 @@ def test_a_process_that_is_gone_cannot_be_read() -> None:
 
 
 def test_from_where_on_messages_are_read_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert least_nbytes() == MB
-    monkeypatch.setenv(LEAST, "2")
-    assert least_nbytes() == 2 * MB
-    monkeypatch.setenv(LEAST, "inf")
-    assert least_nbytes() == NEVER
+    assert direct_nbytes() == MB
+    monkeypatch.setenv(DIRECT_MB, "2")
+    assert direct_nbytes() == 2 * MB
+    monkeypatch.setenv(DIRECT_MB, "inf")
+    assert direct_nbytes() == NEVER
     for wrong in ("-1", "nan", "much"):
-        monkeypatch.setenv(LEAST, wrong)
-        with pytest.raises(BadArgument, match=f"{LEAST}={wrong}"):
-            least_nbytes()
+        monkeypatch.setenv(DIRECT_MB, wrong)
+        with pytest.raises(BadArgument, match=f"{DIRECT_MB}={wrong}"):
+            direct_nbytes()
 
 
 def least() -> int:
-    return int(dist.group.WORLD._wire._read.least_nbytes)  # type: ignore[union-attr]
+    return int(dist.group.WORLD._collectives._read.least_nbytes)  # type: ignore[union-attr]
 
 
 def one_cannot(how: str) -> int:
@@ -58,7 +59,7 @@ def one_cannot(how: str) -> int:
         if how == "kernel":
             reading._readv = None
         else:
-            os.environ[LEAST] = how
+            os.environ[DIRECT_MB] = how
     rank, size = enter()
     x = torch.full((MB,), float(rank))
     parts = [torch.empty(MB) for _ in range(size)]
@@ -144,7 +145,7 @@ def in_the_way() -> float:
     rank, _ = enter()
     pieces = [torch.full((MB,), float(r)) for r in range(2)]
     out = pieces[1] if rank == 0 else torch.empty(MB)  # the root's own part goes over the other's
-    reading.Reader.__call__ = late(reading.Reader.__call__)  # type: ignore[method-assign]
+    reading.CmaReader.__call__ = late(reading.CmaReader.__call__)  # type: ignore[method-assign]
     dist.scatter(out, pieces if rank == 0 else None, src=0)
     return float(out.sum()) / MB
 

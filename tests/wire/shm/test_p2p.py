@@ -13,7 +13,7 @@ from shm_worlds import enter
 
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.testing.processes import run_workers
-from shoal.wire.shm.memory.barrier import PRESENT, Board
+from shoal.wire.shm.memory.barrier import PRESENT, Barrier
 
 pytestmark = pytest.mark.gloo
 
@@ -159,11 +159,11 @@ def halves() -> None:
     if rank == 0:
         work = dist.isend(x, 1)
         assert work is not None
-        post = dist.group.WORLD._post  # type: ignore[union-attr]
-        with post._lock:
+        p2p = dist.group.WORLD._p2p  # type: ignore[union-attr]
+        with p2p._lock:
             time.sleep(1.2)  # its last cells do not come in time
             for _ in range(100):
-                post._mail.progress()
+                p2p._queues.progress()
                 time.sleep(0.005)
         with pytest.raises((PeerLost, ExchangeTimeout), match="rank 1 gave up"):
             work.wait()
@@ -186,16 +186,16 @@ def test_half_a_message_is_never_taken_for_another() -> None:
 
 def be_held_up(store: dist.Store) -> None:
     """Look after other ranks only when rank 0 has left: as if the system gave it the core."""
-    check = Board.check
+    check = Barrier.check
 
-    def held_up(board: Board, *args: Any) -> None:
-        if board.lines.status(0) == PRESENT:  # it also keeps the store
+    def held_up(barrier: Barrier, *args: Any) -> None:
+        if barrier.headers.status(0) == PRESENT:  # it also keeps the store
             store.set("looking", "")
-        while board.lines.status(0) == PRESENT:
+        while barrier.headers.status(0) == PRESENT:
             time.sleep(0.01)
-        check(board, *args)
+        check(barrier, *args)
 
-    Board.check = held_up  # type: ignore[method-assign]
+    Barrier.check = held_up  # type: ignore[method-assign]
 
 
 def last_word() -> float:

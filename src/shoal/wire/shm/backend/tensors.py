@@ -1,0 +1,89 @@
+"""The tensors of a call as the backend moves them: flat, contiguous, detached, on the CPU.
+
+A tensor created in inference mode may be written only in that mode, and the thread that runs
+collectives in the background is not in it; that thread gets a normal tensor on the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from shoal.errors import BadArgument
+from shoal.wire.shm.memory.barrier import op_signature
+
+_FLAT = (1,)  # the stride of a contiguous tensor of one dimension
+
+
+def flatten(tensor: Tensor, call: str) -> Tensor:
+    """Return a flat contiguous form: the same memory if the tensor is contiguous, else a copy.
+
+    Raises:
+        BadArgument: the tensor is not a dense CPU tensor.
+    """
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        raise BadArgument(
+            f"{call} of a {tensor.layout} tensor on {tensor.device}",
+            'the shoal backend moves dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
+        )
+    simple = tensor.stride() == _FLAT and not tensor.requires_grad
+    if simple and not (tensor.is_complex() or tensor.is_neg() or tensor.is_inference()):
+        return tensor
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    flat = plain.contiguous().view(-1)
+    if flat.is_inference():
+        with torch.inference_mode(False):
+            return from_dlpack(flat.view(torch.uint8)).view(flat.dtype)
+    return flat
+
+
+def flatten_output(tensor: Tensor, call: str) -> Tensor:
+    """Return the flat form of a tensor that the call writes to; :func:`restore` writes it back.
+
+    Raises:
+        BadArgument: some of its elements share their memory.
+    """
+    flat = flatten(tensor, call)
+    if flat is not tensor and tensor.numel() > 0:
+        extents = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in extents):
+            raise BadArgument(
+                f"{call} into a tensor of {tuple(tensor.shape)} and strides {tensor.stride()}",
+                "its elements share memory; pass a clone",
+            )
+    return flat
+
+
+def restore(tensor: Tensor, flat: Tensor) -> None:
+    """Write a flat form back into its tensor, if that is other memory."""
+    if flat is tensor:
+        return
+    if flat.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
+        with torch.inference_mode(tensor.is_inference()):
+            tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def require_same(tensors: Sequence[Tensor], like: Tensor, *, numel: int, call: str) -> None:
+    """Check that all tensors have ``numel`` elements and the dtype of ``like``.
+
+    Raises:
+        BadArgument: one has not.
+    """
+    for tensor in tensors:
+        if tensor.numel() != numel or tensor.dtype != like.dtype:
+            raise BadArgument(
+                call,
+                f"expects {numel} elements of {like.dtype}, got {tensor.numel()} of {tensor.dtype}",
+            )
+
+
+@lru_cache(maxsize=1024)
+def signature(call: str, dtype: torch.dtype, numel: int) -> bytes:
+    """Return the signature of a call, which ranks compare and errors show."""
+    return op_signature(f"{call} of {str(dtype).removeprefix('torch.')} x {numel}")

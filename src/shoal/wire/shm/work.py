@@ -1,0 +1,218 @@
+"""The work that a collective returns, and the queue that runs a group's collectives in order.
+
+A call that waits for its result runs at once in the caller's thread, if nothing is queued before
+it. Calls with ``async_op=True`` are queued, and a thread of the group runs them in the background;
+the order of calls is kept in either case. That thread also runs the callbacks of futures; if a
+callback waits for another collective, the thread runs what is queued until that one is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work as TorchWork
+
+from shoal.errors import ExchangeTimeout
+from shoal.wire.shm.memory.barrier import Barrier
+
+CollectiveCall = Callable[[], None]
+
+
+class Work(TorchWork):
+    """A collective that is under way, or done.
+
+    Args:
+        tensors: that hold its result.
+        done: whether it is done already.
+        queue: that runs it.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], *, done: bool = False, queue: WorkQueue | None = None
+    ) -> None:
+        super().__init__()
+        self._tensors, self._done, self._queue = tensors, done, queue
+        self._error: BaseException | None = None
+        self._gate: threading.Lock | None = None
+        self._future: Any = None
+        self._tokens = [None]  # the thread that pops it sets the future
+        if not done:
+            self._gate = threading.Lock()
+            self._gate.acquire()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Mark as done, wake the waiting threads, then run the future's callbacks."""
+        self.mark_done(error)
+        self.run_callbacks()
+
+    def mark_done(self, error: BaseException | None) -> None:
+        """Mark as done and wake the waiting threads."""
+        self._error, self._done = error, True
+        if self._gate is not None:
+            self._gate.release()
+
+    def run_callbacks(self) -> None:
+        """Set the future, if there is one, which runs its callbacks; only the first call does."""
+        if self._future is None:
+            return
+        with contextlib.suppress(IndexError):
+            self._tokens.pop()
+            if self._error is None:
+                self._future.set_result(list(self._tensors))
+            else:
+                self._future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until done; raise the error of the collective.
+
+        Raises:
+            ExchangeTimeout: not done within ``timeout``.
+        """
+        if not self._done and self._queue is not None:
+            self._queue.run_until(self.is_completed)
+        if not self._done and self._gate is not None:
+            seconds = timeout.total_seconds() if timeout else 0.0
+            if not self._gate.acquire(timeout=seconds if seconds > 0 else -1):
+                raise ExchangeTimeout(f"a collective is not done within {seconds:g} s")
+            self._gate.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until done."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether it is done, with or without an error."""
+        return self._done
+
+    def is_success(self) -> bool:
+        """Return whether it is done without an error."""
+        return self._done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error, if there is one."""
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """Wait, and return the tensors that hold the result."""
+        self.wait()
+        return list(self._tensors)
+
+    def get_future(self) -> Any:
+        """Return a torch future of the tensors."""
+        if self._future is None:
+            queue = self._queue
+            self._future = torch.futures.Future() if queue is None else QueueFuture(queue)
+            if self._done:
+                self.run_callbacks()
+        return self._future
+
+
+class QueueFuture(torch.futures.Future[Any]):
+    """A future that can be waited for in a callback, which runs in the queue's own thread."""
+
+    def __init__(self, queue: WorkQueue) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def wait(self) -> Any:
+        """Wait as torch's future does; in the queue's thread first run what is queued."""
+        self._queue.run_until(self.done)
+        return super().wait()
+
+
+class FinishedWork(Work):
+    """A collective that was done before its work was returned."""
+
+    def __init__(self) -> None:
+        super().__init__((), done=True)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once."""
+        return True
+
+
+class WorkQueue:
+    """Runs a group's collectives one after the other, in the order of calls."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self._barrier, self.stopped = barrier, False
+        self._busy = threading.Lock()  # locked by the thread that runs a collective
+        self._queue: queue.SimpleQueue[tuple[Work, CollectiveCall] | None] = queue.SimpleQueue()
+        self._pending = 0  # queued, not yet done; changed under _count_lock
+        self._count_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._finished = FinishedWork()  # creating one takes as long as a small collective's copy
+
+    def run(self, call: CollectiveCall, tensors: Sequence[Tensor], *, background: bool) -> Work:
+        """Run a collective now, or queue it; one that ran now returns a work without tensors."""
+        if not background and not self._pending and self._busy.acquire(blocking=False):
+            try:
+                if not self._pending:
+                    self._barrier.prepare(background=False)
+                    call()
+                    return self._finished
+            except BaseException as error:
+                self._barrier.record_failure(error)
+                raise
+            finally:
+                self._busy.release()
+        work = Work(tensors, queue=self)
+        with self._count_lock:
+            self._pending += 1
+            if self._thread is None:
+                name = "shoal collectives"
+                self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+                self._thread.start()
+            self._queue.put((work, call))
+        if not background:
+            work.wait()
+        return work
+
+    def _loop(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._run_queued(*item)
+            del item
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """In the queue's own thread, that is in a callback: run what is queued until ``done``."""
+        if self._thread is None or threading.get_ident() != self._thread.ident:
+            return
+        while not done():
+            item = self._queue.get()
+            if item is None:  # the signal to stop, which is for _loop
+                self._queue.put(None)
+                return
+            self._run_queued(*item)
+
+    def _run_queued(self, work: Work, call: CollectiveCall) -> None:
+        error: BaseException | None = None
+        with self._busy:
+            try:
+                self._barrier.prepare(background=True)
+                call()
+            except BaseException as raised:
+                self._barrier.record_failure(raised)
+                error = raised
+        work.mark_done(error)
+        with self._count_lock:  # before callbacks: one may call a collective and wait for it
+            self._pending -= 1
+        work.run_callbacks()
+
+    def stop(self) -> None:
+        """Run what is queued, then end the thread."""
+        self.stopped = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            if thread is not threading.current_thread():
+                thread.join(5)
