@@ -1,16 +1,19 @@
 """Suite ``convergence``: what compression, local steps and gossip cost in accuracy.
 
-Eight workers in lockstep train a small MLP on Fashion-MNIST for one pass over the data, three
-seeds. All have the same batches, first weights and number of steps; what is reported is how much
-of the held-out pictures the agreed model then tells right, in percent, and how that rose.
+Eight workers in lockstep train a small MLP on Fashion-MNIST for one pass over the data, with three
+seeds. All contenders have the same batches, initial weights and number of steps. The result is the
+accuracy of the workers' mean model on held-out images, in percent, at the end and over time.
 
-The learning rate is the best for ``exact`` of 0.1, 0.2, 0.3 and 0.5, and falls to zero in a
-straight line. Two contenders need a rate of their own: ``sign``, whose steps have no length, and
-``dgc``, whose momentum makes every gradient count ten times.
+The learning rate is the best for ``exact`` of 0.1, 0.2, 0.3 and 0.5, and decreases linearly to
+zero. Two contenders need a rate of their own: ``sign``, whose steps have no length, and ``dgc``,
+whose momentum makes every gradient count ten times.
 
-Bars, on means over the seeds: error feedback brings top-k of 1 % to within a point of exact, top-k
-without it stays more than a point below, and exact >= error feedback > without. The first part of
-that order is a tie where it works, so that bar is widened by the noise between the seeds.
+Thresholds, on means over the seeds:
+
+1. error feedback brings top-k of 1 % to within a point of exact;
+2. top-k without it stays more than a point below exact;
+3. exact >= error feedback > without. The first part is a tie where error feedback works, so that
+   threshold is widened by the noise between the seeds.
 """
 
 from __future__ import annotations
@@ -24,24 +27,24 @@ from statistics import mean, stdev
 
 import torch
 
-from shoal.bench.form import Bar, Interval, Result
+from benchmarks.convergence_task import ConvergenceTask, Curve, default_task, train
 from shoal.bench.plot import write_plot
-from shoal.bench.pupils import Curve, Task, task, train
-from shoal.bench.suites import Settings, Suite
+from shoal.bench.report import Interval, Result, Threshold
+from shoal.bench.suites import BenchSettings, Suite
 
 SEEDS = 3
 RATE = 0.3
 PLOTS = Path("shoal-runs")
-EXACT, TOPK, FED = "exact", "topk(0.01)", "error_feedback(topk(0.01))"
+EXACT, TOPK, FEEDBACK = "exact", "topk(0.01)", "error_feedback(topk(0.01))"
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # seeds -> 97.5 % quantile of Student's t
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A strategy, and the learning rate it is trained with.
+    """A strategy and its learning rate.
 
     Attributes:
-        name: its one answer that is not the plainest, as one types it.
+        name: the one technique that is not the default, as one types it.
         rate: learning rate of the first step.
     """
 
@@ -50,7 +53,7 @@ class Contender:
 
     @property
     def case(self) -> str:
-        """For the report, with the rate where it is its own."""
+        """Name for the report, with the rate where it is not the usual one."""
         return self.name if self.rate == RATE else f"{self.name}, rate {self.rate:g}"
 
 
@@ -63,7 +66,7 @@ CONTENDERS = (
     Contender("terngrad"),
     Contender("onebit"),
     Contender("sign", rate=0.003),
-    Contender(FED),
+    Contender(FEEDBACK),
     Contender(TOPK),
     Contender("dgc(0.01)", rate=0.03),
     Contender("error_feedback(powersgd(2))"),
@@ -71,18 +74,21 @@ CONTENDERS = (
     Contender("gossip(ring)"),
 )
 Curves = Mapping[Contender, Sequence[Curve]]
-"""Of each contender a curve for each seed."""
+"""A curve for each seed, by contender."""
 
 
-def run(settings: Settings) -> Iterator[Result]:
-    """Train every contender with every seed, then judge; a quick run has one seed and the bars."""
-    chosen = [c for c in CONTENDERS if not settings.quick or c.name in (EXACT, FED, TOPK)]
+def run(settings: BenchSettings) -> Iterator[Result]:
+    """Train every contender with every seed, then yield the results.
+
+    A quick run has one seed, and only the contenders with thresholds.
+    """
+    chosen = [c for c in CONTENDERS if not settings.quick or c.name in (EXACT, FEEDBACK, TOPK)]
     seeds = settings.seeds(SEEDS)
     with one_thread():
-        on = task()
-        curves = trained(on, chosen, seeds, settings)
-    yield from rows(curves, seeds, on.data.source)
-    draw(curves, on)
+        task = default_task()
+        curves = train_all(task, chosen, seeds, settings)
+    yield from rows(curves, seeds, task.data.source)
+    draw(curves, task)
 
 
 SUITE = Suite(
@@ -90,23 +96,26 @@ SUITE = Suite(
 )
 
 
-def trained(
-    on: Task, chosen: Sequence[Contender], seeds: Sequence[int], settings: Settings
+def train_all(
+    task: ConvergenceTask,
+    chosen: Sequence[Contender],
+    seeds: Sequence[int],
+    settings: BenchSettings,
 ) -> Curves:
-    """Every contender's curves."""
+    """Return every contender's curves."""
     curves: dict[Contender, list[Curve]] = {contender: [] for contender in chosen}
     total = len(chosen) * len(seeds)
     for done in range(total):
         seed, contender = seeds[done // len(chosen)], chosen[done % len(chosen)]
         settings.progress(f"{contender.name}, seed {seed}", done, total)
         strategy = f"{contender.name}, fifo"
-        curves[contender].append(train(on, strategy, rate=contender.rate, seed=seed))
+        curves[contender].append(train(task, strategy, rate=contender.rate, seed=seed))
     return curves
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Tensors this small are only slowed down by more."""
+    """Run torch on one thread, because more only slow down tensors this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -116,7 +125,7 @@ def one_thread() -> Iterator[None]:
 
 
 def rows(curves: Curves, seeds: Sequence[int], source: str) -> Iterator[Result]:
-    """Means, then what each loses against exact, then the order, then every seed."""
+    """Yield means, then the loss against exact, then the order, then every seed."""
     ends = {c.name: [curve[-1][1] for curve in each] for c, each in curves.items()}
     for contender in curves:
         values = ends[contender.name]
@@ -124,7 +133,7 @@ def rows(curves: Curves, seeds: Sequence[int], source: str) -> Iterator[Result]:
         yield Result(contender.case, title, mean(values), "%", interval=student(values))
     for contender in curves:
         if contender.name != EXACT:
-            yield lost(contender, ends)
+            yield points_below_exact(contender, ends)
     yield from order(ends)
     for index, seed in enumerate(seeds):
         for contender in curves:
@@ -132,48 +141,56 @@ def rows(curves: Curves, seeds: Sequence[int], source: str) -> Iterator[Result]:
             yield Result(contender.case, f"held-out accuracy, seed {seed}", value, "%")
 
 
-def lost(contender: Contender, ends: Mapping[str, Sequence[float]]) -> Result:
-    """Points below exact, of the same seeds; judged where the issue sets a bar."""
-    apart = differences(ends[EXACT], ends[contender.name])
-    bar = {FED: "<= 1", TOPK: "> 1"}.get(contender.name)
-    value = mean(apart)
-    # Within a point means on either side of it.
-    holds = Bar.parse(bar).met(abs(value) if contender.name == FED else value) if bar else None
-    interval = student(apart)
-    return Result(contender.case, "points below exact", value, "", None, None, interval, bar, holds)
+def points_below_exact(contender: Contender, ends: Mapping[str, Sequence[float]]) -> Result:
+    """Return the percentage points below exact, of the same seeds, with its threshold if any."""
+    points = differences(ends[EXACT], ends[contender.name])
+    value, passes = mean(points), None
+    threshold = {FEEDBACK: "<= 1", TOPK: "> 1"}.get(contender.name)
+    if threshold is not None:
+        # Within a point means on either side of exact.
+        number = abs(value) if contender.name == FEEDBACK else value
+        passes = Threshold.parse(threshold).met(number)
+    return _points(contender.case, "points below exact", points, threshold, passes)
 
 
 def order(ends: Mapping[str, Sequence[float]]) -> Iterator[Result]:
-    """Exact >= error feedback > top-k alone; one seed cannot tell the first from a tie."""
-    apart = differences(ends[EXACT], ends[FED])
-    noise, bar = student(apart), ">= 0" if len(apart) > 1 else None
-    holds = Bar.parse(bar).met(mean(apart), slack=noise.half_width) if bar and noise else None
-    case = f"{EXACT} less {FED}"
-    yield Result(case, "order, points", mean(apart), "", None, None, noise, bar, holds)
-    apart = differences(ends[FED], ends[TOPK])
-    noise, bar = student(apart), "> 0"
-    case, holds = f"{FED} less {TOPK}", Bar.parse(bar).met(mean(apart))
-    yield Result(case, "order, points", mean(apart), "", None, None, noise, bar, holds)
+    """Yield exact >= error feedback > top-k alone; one seed cannot show the first of them."""
+    points = differences(ends[EXACT], ends[FEEDBACK])
+    noise, threshold = student(points), ">= 0" if len(points) > 1 else None
+    passes = None
+    if threshold is not None and noise is not None:
+        passes = Threshold.parse(threshold).met(mean(points), slack=noise.half_width)
+    yield _points(f"{EXACT} less {FEEDBACK}", "order, points", points, threshold, passes)
+    points = differences(ends[FEEDBACK], ends[TOPK])
+    passes = Threshold.parse("> 0").met(mean(points))
+    yield _points(f"{FEEDBACK} less {TOPK}", "order, points", points, "> 0", passes)
+
+
+def _points(
+    case: str, metric: str, points: Sequence[float], threshold: str | None, passes: bool | None
+) -> Result:
+    interval = student(points)
+    return Result(case, metric, mean(points), "", None, None, interval, threshold, passes)
 
 
 def differences(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Seed by seed."""
+    """Return the differences, seed by seed."""
     return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def student(values: Sequence[float]) -> Interval | None:
-    """95 % confidence interval of the mean of few numbers; None of a single one."""
+    """Return the 95 % confidence interval of the mean of a few numbers; None for a single one."""
     if len(values) < 2:
         return None
     half = _STUDENT[len(values)] * stdev(values) / math.sqrt(len(values))
     return Interval(mean(values) - half, mean(values) + half)
 
 
-def draw(curves: Curves, on: Task) -> Path:
-    """Errors against steps of all, the mean of the seeds, as a picture under ``shoal-runs``."""
+def draw(curves: Curves, task: ConvergenceTask) -> Path:
+    """Plot the error of every contender over steps, the mean of the seeds, in ``shoal-runs``."""
     PLOTS.mkdir(exist_ok=True)
     path = PLOTS / "convergence.svg"
-    least = 50 / len(on.data.held_out[1])  # half a picture: axes are logarithmic
+    least = 50 / len(task.data.held_out[1])  # half an image, because the axes are logarithmic
     series = {
         contender.case: [
             (step, max(least, 100 - mean(curve[at][1] for curve in each)))
@@ -181,6 +198,6 @@ def draw(curves: Curves, on: Task) -> Path:
         ]
         for contender, each in curves.items()
     }
-    title = f"{on.data.source}, {on.workers} workers: held-out error against steps"
+    title = f"{task.data.source}, {task.workers} workers: held-out error against steps"
     write_plot(path, title, "steps", "held-out error, percent", series)
     return path

@@ -1,7 +1,7 @@
-"""What ``shoal bench convergence`` trains: a small MLP on pictures, by workers in lockstep.
+"""What ``shoal bench convergence`` trains: a small MLP on images, by workers in lockstep.
 
-A run is a pure function of its task, its contender and its seed: batches, first weights and what
-compressors draw by chance all come from the seed, and every contender sees the same batches.
+A run is a pure function of its task, contender and seed: batches, initial weights and the random
+numbers of compressors all come from the seed, and every contender has the same batches.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from shoal.bench.exchange.data import PIXELS, Data, pictures
+from benchmarks.data import PIXELS, Data, images
 from shoal.models import mlp
 from shoal.strategy import parse
 from shoal.testing.trainer import Batch, LockstepTrainer
 
 CLASSES = 10
 Curve = list[tuple[int, float]]
-"""(step, held-out accuracy in percent), by rising step."""
+"""(step, held-out accuracy in percent), in the order of steps."""
 
 
 @dataclass(frozen=True)
-class Task:
+class ConvergenceTask:
     """What is trained, and for how long.
 
     Attributes:
-        data: pictures and classes, as they are.
-        workers: how many train together.
-        batch: samples a worker and step.
-        steps: of training; the learning rate falls to zero over them in a straight line.
+        data: images and classes.
+        workers: number of workers.
+        batch: samples per worker and step.
+        steps: of training; the learning rate decreases linearly to zero over them.
         every: steps from one evaluation to the next.
         width: of the hidden layer.
     """
@@ -43,25 +43,25 @@ class Task:
     width: int = 64
 
 
-def task() -> Task:
-    """One pass over Fashion-MNIST in global batches of 128; of digits, as many steps."""
-    return Task(normal(pictures()))
+def default_task() -> ConvergenceTask:
+    """Return one pass over Fashion-MNIST in global batches of 128; of digits, as many steps."""
+    return ConvergenceTask(normalized(images()))
 
 
-def normal(data: Data) -> Data:
-    """The same pictures with mean 0 and deviation 1 over all numbers to train on."""
+def normalized(data: Data) -> Data:
+    """Return the images with mean 0 and standard deviation 1 over all training numbers."""
     x = data.train[0]
     mean, deviation = x.mean(), x.std()
-    held = (data.held_out[0] - mean) / deviation
-    return Data(data.source, ((x - mean) / deviation, data.train[1]), (held, data.held_out[1]))
+    held_out = (data.held_out[0] - mean) / deviation
+    return Data(data.source, ((x - mean) / deviation, data.train[1]), (held_out, data.held_out[1]))
 
 
-def train(task: Task, strategy: str, *, rate: float, seed: int) -> Curve:
-    """How well the agreed model does on what was held out, as training goes on.
+def train(task: ConvergenceTask, strategy: str, *, rate: float, seed: int) -> Curve:
+    """Train, and return the held-out accuracy of the mean of the workers' models.
 
     Args:
         task: what is trained.
-        strategy: what the workers do, as one types it.
+        strategy: of the workers, as one types it.
         rate: learning rate of the first step.
         seed: of weights and batches.
     """
@@ -72,34 +72,34 @@ def train(task: Task, strategy: str, *, rate: float, seed: int) -> Curve:
             model = mlp(PIXELS**2, CLASSES, width=task.width)
         return model, torch.optim.SGD(model.parameters(), lr=rate)
 
-    school = LockstepTrainer(parse(strategy), workers=task.workers, build=build)
-    judge, _ = build()
+    trainer = LockstepTrainer(parse(strategy), workers=task.workers, build=build)
+    mean_model, _ = build()
     curve: Curve = []
     for step, batch in enumerate(batches(task, seed)):
-        for fish in school.workers:
-            fish.optimizer.param_groups[0]["lr"] = rate * (1 - step / task.steps)
-        school.step(batch)
+        for worker in trainer.workers:
+            worker.optimizer.param_groups[0]["lr"] = rate * (1 - step / task.steps)
+        trainer.step(batch)
         if (step + 1) % task.every == 0 or step + 1 == task.steps:
-            nn.utils.vector_to_parameters(school.models().mean(0), judge.parameters())
-            curve.append((step + 1, accuracy(judge, task.data.held_out)))
+            nn.utils.vector_to_parameters(trainer.models().mean(0), mean_model.parameters())
+            curve.append((step + 1, accuracy(mean_model, task.data.held_out)))
     return curve
 
 
-def batches(task: Task, seed: int) -> Iterator[Batch]:
-    """Global batches, without repetition inside a pass over the data."""
+def batches(task: ConvergenceTask, seed: int) -> Iterator[Batch]:
+    """Yield global batches, without repetition inside a pass over the data."""
     x, y = task.data.train
     size = task.workers * task.batch
-    chance = torch.Generator().manual_seed(seed)
-    left = torch.empty(0, dtype=torch.long)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.empty(0, dtype=torch.long)
     for _ in range(task.steps):
-        if len(left) < size:
-            left = torch.randperm(len(y), generator=chance)
-        here, left = left[:size], left[size:]
-        yield x[here], y[here]
+        if len(order) < size:
+            order = torch.randperm(len(y), generator=generator)
+        indices, order = order[:size], order[size:]
+        yield x[indices], y[indices]
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, samples: Batch) -> float:
-    """Percent of the samples whose class the model tells."""
+    """Return the percentage of samples that the model classifies correctly."""
     x, y = samples
     return 100 * float((model(x).argmax(1) == y).float().mean())

@@ -1,8 +1,8 @@
-"""Real data that is on the machine already: pictures of clothes, or of digits, and text.
+"""Data that is already on the machine: images of clothes, or of digits, and text.
 
-Nothing is downloaded. Fashion-MNIST is there where Debian's ``dataset-fashion-mnist`` is installed;
-otherwise scikit-learn's digits stand in for it, enlarged to the same size, and the report says so.
-The text is that of the licences which every Debian has, or of Python's own library.
+Nothing is downloaded. Fashion-MNIST is present where Debian's ``dataset-fashion-mnist`` is
+installed; otherwise scikit-learn's digits replace it, enlarged to the same size, and the report
+says so. The text is that of the licences which every Debian has, or of Python's standard library.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ FASHION = "dataset*/**/{part}-{kind}.gz"  # wherever the package puts them
 LICENCES = Path("/usr/share/common-licenses")
 PIXELS = 28
 TEXT_NBYTES = 2_000_000
-HELD_OUT = 10  # one part in so many is held out
+HELD_OUT = 10  # one sample in so many is held out
 
 
 class Data(NamedTuple):
-    """Samples to train on, and samples that are held out."""
+    """Training samples and held-out samples."""
 
     source: str
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor]
 
 
-def pictures() -> Data:
-    """Small grey pictures as rows of ``28 * 28`` numbers, and their classes."""
+def images() -> Data:
+    """Return small grey images as rows of ``28 * 28`` numbers, and their classes."""
     if _fashion("train", "images-idx3-ubyte") is not None:
         return Data("Fashion-MNIST", _idx("train"), _idx("t10k"))
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UsageError(
-            "no pictures to train on: apt install dataset-fashion-mnist, or pip install shoal[data]"
+            "no images to train on: apt install dataset-fashion-mnist, or pip install shoal[data]"
         ) from None
-    found = load_digits()
-    small = torch.tensor(found.images, dtype=torch.float32)[:, None]  # (n, 1, 8, 8)
+    digits = load_digits()
+    small = torch.tensor(digits.images, dtype=torch.float32)[:, None]  # (n, 1, 8, 8)
     x = F.interpolate(small, size=PIXELS, mode="bilinear").flatten(1) / 16
-    y = torch.tensor(found.target, dtype=torch.long)
+    y = torch.tensor(digits.target, dtype=torch.long)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     cut = len(y) // HELD_OUT
-    held, kept = order[:cut], order[cut:]
-    return Data("scikit-learn's digits, enlarged", (x[kept], y[kept]), (x[held], y[held]))
+    held_out, train = order[:cut], order[cut:]
+    source = "scikit-learn's digits, enlarged"
+    return Data(source, (x[train], y[train]), (x[held_out], y[held_out]))
 
 
 def _idx(part: str) -> tuple[Tensor, Tensor]:
-    """Pictures and classes in the format of MNIST."""
+    """Read images and classes in the format of MNIST."""
 
     def read(kind: str, skip: int) -> Tensor:
         path = _fashion(part, kind)
@@ -69,12 +70,12 @@ def _idx(part: str) -> tuple[Tensor, Tensor]:
 
 
 def _fashion(part: str, kind: str) -> Path | None:
-    found = sorted(SHARED.glob(FASHION.format(part=part, kind=kind)))
-    return next((path for path in found if "fashion" in str(path)), None)
+    paths = sorted(SHARED.glob(FASHION.format(part=part, kind=kind)))
+    return next((path for path in paths if "fashion" in str(path)), None)
 
 
 def text(context: int) -> Data:
-    """Pieces of text, one byte a token: ``context`` bytes, and the same moved on by one."""
+    """Return pieces of text, one byte a token: ``context`` bytes, and the same shifted by one."""
     paths, source = sorted(p for p in LICENCES.glob("*") if not p.is_symlink()), "licences"
     if not paths:
         library = Path(sysconfig.get_path("stdlib"))
@@ -84,5 +85,6 @@ def text(context: int) -> Data:
     count = (len(tokens) - 1) // context
     x, y = tokens[: count * context].view(-1, context), tokens[1 : count * context + 1]
     y = y.view(-1, context)
-    held = torch.arange(count) % HELD_OUT == 0
-    return Data(f"text of {source}", (x[~held], y[~held]), (x[held], y[held]))
+    held_out = torch.arange(count) % HELD_OUT == 0
+    train = ~held_out
+    return Data(f"text of {source}", (x[train], y[train]), (x[held_out], y[held_out]))

@@ -1,4 +1,4 @@
-"""Who takes part: DDP, DDP with torch's PowerSGD hook, and strategies of Shoal. A list, as data."""
+"""The contenders: DDP, DDP with torch's PowerSGD hook, and strategies of Shoal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from benchmarks.exchange.workloads import ContenderTask
 from shoal.bench.contenders import loss
-from shoal.bench.exchange.tasks import Task
 from shoal.strategy import parse
 
 DDP = "DDP"
@@ -30,10 +30,10 @@ STRATEGIES = (
     OFTENER,
     CARRIED_ON,
 )
-"""Compared by time to DDP's loss. To try another, add its line."""
+"""Compared by time to DDP's loss. To try another one, add its line."""
 
 SLOW_STRATEGIES = (OUR_POWERSGD, SELDOM)
-"""The same where the network is so slow that others would take minutes."""
+"""Compared on the slow network, where others would take minutes."""
 
 SCHEDULES = (
     "all_reduce, bsp, wfbp(4MB), exact",
@@ -41,7 +41,7 @@ SCHEDULES = (
     "all_reduce, bsp, priority, exact",
     ADAPTIVE,
 )
-"""Lossless ones, compared by step time with DDP's buckets."""
+"""Lossless schedules, compared by step time with DDP's buckets."""
 
 COUNTED = tuple(
     f"all_reduce, bsp, wfbp, {compressor}"
@@ -60,19 +60,19 @@ COUNTED = tuple(
         "sufficient_factors",
     )
 )
-"""Techniques whose bytes have a formula; those of the others depend on the data."""
+"""Techniques whose bytes have a formula; the bytes of others depend on the data."""
 
 ONE_BUCKET_MB = 4096  # on gloo torch's hook hangs with two buckets or more
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A contender at work on its task.
+    """A contender with its task.
 
     Attributes:
-        step: one training step.
+        step: does one training step.
         settle: waits until the model may be read.
-        close: lets go of hooks and threads.
+        close: releases hooks and threads.
     """
 
     step: Callable[[], object]
@@ -81,34 +81,29 @@ class Trainer:
 
 
 def period(name: str) -> int:
-    """Steps between exchanges: only then do all workers have the same parameters."""
+    """Return the steps between exchanges; only after one do all workers have equal parameters."""
     return 1 if name in (DDP, POWERSGD, NULL) else parse(name).synchrony.period
 
 
-def build(name: str, task: Task) -> Trainer:
-    """A contender, by name; what is no name of a peer is a strategy."""
-    peers = {DDP: _ddp, POWERSGD: _powersgd, NULL: _null}
-    return peers[name](task) if name in peers else _shoal(task, name)
+def build(name: str, task: ContenderTask) -> Trainer:
+    """Build a contender by its name: a peer, or else a strategy."""
+    if name == NULL:
+        return _loop(task, task.model)
+    if name == DDP:
+        return _loop(task, _ddp(task.model, None))
+    return _powersgd(task) if name == POWERSGD else _shoal(task, name)
 
 
-def _null(task: Task) -> Trainer:
-    return _loop(task, task.model)
-
-
-def _ddp(task: Task) -> Trainer:
-    return _loop(task, _wrapped(task.model, None))
-
-
-def _powersgd(task: Task) -> Trainer:
+def _powersgd(task: ContenderTask) -> Trainer:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 
-    wrapped = _wrapped(task.model, ONE_BUCKET_MB)
+    wrapped = _ddp(task.model, ONE_BUCKET_MB)
     state = hook.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
     wrapped.register_comm_hook(state, hook.powerSGD_hook)
     return _loop(task, wrapped)
 
 
-def _wrapped(model: nn.Module, bucket_mb: int | None) -> nn.parallel.DistributedDataParallel:
+def _ddp(model: nn.Module, bucket_mb: int | None) -> nn.parallel.DistributedDataParallel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch is renaming broadcast_buffers
         return nn.parallel.DistributedDataParallel(
@@ -116,7 +111,7 @@ def _wrapped(model: nn.Module, bucket_mb: int | None) -> nn.parallel.Distributed
         )
 
 
-def _loop(task: Task, forward: nn.Module) -> Trainer:
+def _loop(task: ContenderTask, forward: nn.Module) -> Trainer:
     def step() -> None:
         x, y = next(task.batches)
         loss(forward(x), y).backward()  # type: ignore[no-untyped-call]
@@ -126,7 +121,7 @@ def _loop(task: Task, forward: nn.Module) -> Trainer:
     return Trainer(step, nothing, nothing)
 
 
-def _shoal(task: Task, strategy: str) -> Trainer:
+def _shoal(task: ContenderTask, strategy: str) -> Trainer:
     import shoal
 
     run = shoal.distribute(task.model, task.optimizer, loss=loss, strategy=strategy, timeline=False)
@@ -134,4 +129,4 @@ def _shoal(task: Task, strategy: str) -> Trainer:
 
 
 def nothing() -> None:
-    """What is left to do where a step ends when all is done."""
+    """Do nothing: a step of DDP leaves nothing to wait for or to release."""

@@ -1,8 +1,9 @@
-"""Bytes that a rank sends in a step by each technique's formula, against what was counted.
+"""Bytes that a rank sends in a step by each technique's formula, against the bytes counted.
 
-An all-reduce by rings sends ``2 (n - 1) / n`` of the message, an all-gather ``n - 1`` times one's
-own. The bar is for what is counted at the sockets; what the device counted is told beside it: the
-headers of TCP and IP are in it, and acknowledgements, which weigh where messages are short.
+A ring all-reduce sends ``2 (n - 1) / n`` of the message, an all-gather ``n - 1`` times a rank's own
+part. The threshold is for the bytes counted at the sockets. Those counted at the network device are
+reported too: they contain the headers of TCP and IP, and acknowledgements, which matter where
+messages are short.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.bench.exchange.contenders import (
+from benchmarks.exchange.contenders import (
     CARRIED_ON,
     DDP,
     EXACT,
@@ -21,31 +22,31 @@ from shoal.bench.exchange.contenders import (
     SELDOM,
     TOPK,
 )
-from shoal.bench.form import Bar, Result
+from shoal.bench.report import Result, Threshold
 
 Shapes = Sequence[tuple[int, ...]]
 Formula = Callable[[Shapes, int], float]
-BAR = "<= 0.05"
+THRESHOLD = "<= 0.05"
 
 
 def entries(shapes: Shapes) -> int:
-    """Of all parameters together."""
+    """Return the number of entries of all parameters."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 def dense(nbytes: float) -> Formula:
-    """Every entry, in so many bytes, summed on the way."""
+    """Every entry in ``nbytes`` bytes, all-reduced."""
     return lambda shapes, n: 2 * (n - 1) / n * nbytes * entries(shapes)
 
 
-def low_rank(kept: int) -> Formula:
-    """``kept * (rows + columns)`` numbers of a matrix; what would not shrink goes as it is."""
+def low_rank(rank: int) -> Formula:
+    """``rank * (rows + columns)`` numbers of a matrix; all of a tensor that would not shrink."""
 
     def formula(shapes: Shapes, n: int) -> float:
         numbers = 0
         for shape in shapes:
             rows, columns = shape[0], math.prod(shape[1:])
-            thin = kept * (rows + columns) if len(shape) > 1 else math.inf
+            thin = rank * (rows + columns) if len(shape) > 1 else math.inf
             numbers += int(min(thin, math.prod(shape)))
         return 2 * (n - 1) / n * 4 * numbers
 
@@ -53,7 +54,7 @@ def low_rank(kept: int) -> Formula:
 
 
 def sparse(ratio: float) -> Formula:
-    """Four bytes a value and as few a place as there are, each to everybody else."""
+    """Four bytes a value and as few as possible an index, all-gathered."""
 
     def formula(shapes: Shapes, n: int) -> float:
         return (n - 1) * sum(_entries_nbytes(ratio, math.prod(shape)) for shape in shapes)
@@ -63,13 +64,13 @@ def sparse(ratio: float) -> Formula:
 
 def _entries_nbytes(ratio: float, numel: int) -> float:
     count = max(1, int(ratio * numel))
-    places = ((256**width - 1, width) for width in (1, 2))  # blocks whose count fits the width
-    short = (width * (count + math.ceil(numel / block)) for block, width in places)
+    widths = ((256**width - 1, width) for width in (1, 2))  # blocks whose count fits the width
+    short = (width * (count + math.ceil(numel / block)) for block, width in widths)
     return 4 * count + min(4 * count, *short)
 
 
 def coded(bits: float, scales: Callable[[tuple[int, ...]], float]) -> Formula:
-    """So many bits an entry, and so many bytes a tensor, each to everybody else."""
+    """``bits`` an entry, and ``scales`` bytes a tensor, all-gathered."""
 
     def formula(shapes: Shapes, n: int) -> float:
         return (n - 1) * sum(bits / 8 * math.prod(shape) + scales(shape) for shape in shapes)
@@ -78,30 +79,30 @@ def coded(bits: float, scales: Callable[[tuple[int, ...]], float]) -> Formula:
 
 
 def a_block(entries: int) -> Callable[[tuple[int, ...]], float]:
-    """One scale for so many entries."""
+    """Return the bytes of one scale for each block of ``entries``."""
     return lambda shape: 4 * math.ceil(math.prod(shape) / entries)
 
 
 def a_column(shape: tuple[int, ...]) -> float:
-    """Two means for each row of a matrix whose rows are long; else for the tensor."""
+    """Return the bytes of two means per row of a matrix with long rows, else per tensor."""
     rows = len(shape) > 1 and math.prod(shape[1:]) >= LONG_ROW
     return 8 * (shape[0] if rows else 1)
 
 
-def few(ratio: float) -> Formula:
-    """The same entries of all, so that they are summed and their places are known."""
+def same_entries(ratio: float) -> Formula:
+    """The same entries on all ranks, all-reduced; their indices are not sent."""
     return lambda shapes, n: sum(
         2 * (n - 1) / n * 4 * max(1, int(ratio * math.prod(shape))) for shape in shapes
     )
 
 
 def merged_up(ratio: float) -> Formula:
-    """As long as one worker's message, up a tree and down again: 2 (n - 1) messages by n ranks."""
+    """Messages as long as one worker's, up a tree and down again: 2 (n - 1) messages by n ranks."""
     return lambda shapes, n: sparse(ratio)(shapes, n) * 2 / n
 
 
 def factors(batch: int) -> Formula:
-    """``batch * (rows + columns)`` numbers of a matrix, to everybody else; the rest is summed."""
+    """``batch * (rows + columns)`` numbers of a matrix, all-gathered; the rest is all-reduced."""
 
     def formula(shapes: Shapes, n: int) -> float:
         thin = [s for s in shapes if len(s) == 2 and batch * sum(s) < math.prod(s)]
@@ -112,7 +113,7 @@ def factors(batch: int) -> Formula:
 
 
 def every(steps: int, formula: Formula) -> Formula:
-    """Once in so many steps."""
+    """A formula, once in ``steps`` steps."""
     return lambda shapes, n: formula(shapes, n) / steps
 
 
@@ -138,7 +139,7 @@ FORMULAS: Mapping[str, Formula] = {
             "natural": coded(9, lambda _: 0),
             "int8": coded(8, a_block(256)),
             "topk(0.01)": sparse(0.01),
-            "random_k(0.01)": few(0.01),
+            "random_k(0.01)": same_entries(0.01),
             "gtopk(0.01)": merged_up(0.01),
             "sufficient_factors": factors(BATCH),
         }.items()
@@ -147,15 +148,15 @@ FORMULAS: Mapping[str, Formula] = {
 
 
 class Sent(NamedTuple):
-    """Bytes a step that a worker of one contender sent: at its sockets, and at its device."""
+    """Bytes per step that a worker of one contender sent, at its sockets and at its device."""
 
     contender: str
     nbytes: float
     device_nbytes: float
 
 
-def counted(case: str, sent: Iterable[Sent], shapes: Shapes, workers: int) -> Iterable[Result]:
-    """Rows for each technique with a formula: how far what was sent lies from it."""
+def sent_rows(case: str, sent: Iterable[Sent], shapes: Shapes, workers: int) -> Iterable[Result]:
+    """Yield rows for each technique with a formula: bytes sent, and how far they are from it."""
     known = [
         (f"{case}: {each.contender}", each, FORMULAS[each.contender](shapes, workers))
         for each in sent
@@ -165,9 +166,9 @@ def counted(case: str, sent: Iterable[Sent], shapes: Shapes, workers: int) -> It
         ratio = each.nbytes / nbytes
         yield Result(name, "bytes sent a step", each.nbytes / 1e6, "MB", "formula", ratio)
     for name, each, nbytes in known:
-        told, ratio = each.device_nbytes / 1e6, each.device_nbytes / nbytes
-        yield Result(name, "bytes of the device, headers too", told, "MB", "formula", ratio)
+        megabytes, ratio = each.device_nbytes / 1e6, each.device_nbytes / nbytes
+        yield Result(name, "bytes of the device, headers too", megabytes, "MB", "formula", ratio)
     for name, each, nbytes in known:
         off = abs(each.nbytes / nbytes - 1)
-        met = Bar.parse(BAR).met(off)
-        yield Result(name, "bytes off the formula", off, "", bar=BAR, holds=met)
+        passes = Threshold.parse(THRESHOLD).met(off)
+        yield Result(name, "bytes off the formula", off, "", threshold=THRESHOLD, passes=passes)

@@ -1,4 +1,4 @@
-"""Where workers run: on the hosts of a testbed, or all on loopback. Both start them alike."""
+"""Run a job on worker processes: on the hosts of a testbed, or all on loopback."""
 
 from __future__ import annotations
 
@@ -13,46 +13,45 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
 
-from shoal.bench.exchange.telling import DOING, RATE
+from benchmarks.exchange.progress import DOING, LIMITED, RATE
 from shoal.errors import ShoalError
 from shoal.runtime.launcher.processes import die_with_parent
 from shoal.runtime.world.interfaces import IFNAME, loopback_name
 from shoal.testing.processes import free_port
 
-Tell = Callable[[str], None]
-LAST_SECONDS = 60.0  # for the others to end, once rank 0 has
-LOOK_SECONDS = 0.1
-MOST_SECONDS = 600.0  # of one job: who takes longer hangs
-LIMITED = "limited"  # beside the job, once the rate is what a worker asked for
-_LAST_LINES = 12
+CHECKOUT = Path(__file__).parents[2]
+LAST_SECONDS = 60.0  # for the other ranks to end, once rank 0 has
+POLL_SECONDS = 0.1
+MOST_SECONDS = 600.0  # of one job: after that it hangs
+_ERROR_LINES = 12
 
 
-class WorkersFailed(ShoalError):
+class JobFailed(ShoalError):
     """A worker of a job failed, or hung.
 
     Attributes:
-        found: what rank 0 had told before.
+        messages: what rank 0 had written before.
     """
 
-    def __init__(self, why: str, found: list[dict[str, Any]]) -> None:
+    def __init__(self, why: str, messages: list[dict[str, Any]]) -> None:
         super().__init__(f"a worker of the benchmark failed:\n{why}")
-        self.found = found
+        self.messages = messages
 
 
-class Place(Protocol):
-    """Somewhere to start one worker a host; a :class:`shoal.testbed.Testbed` is one."""
+class Cluster(Protocol):
+    """Hosts that each start one worker; a :class:`shoal.testbed.Testbed` is one."""
 
     def start(
         self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
     ) -> list[subprocess.Popen[str]]:
-        """Start ``python words`` once a host, each told its rank."""
+        """Start ``python words`` once on each host, with its rank in the environment."""
 
     def limit(self, rate: str) -> None:
         """Change the rate of all links, also while they are in use."""
 
 
 class Loopback:
-    """Workers of one machine, on a network without limits."""
+    """Workers on one machine, without a limit on their links."""
 
     def __init__(self, hosts: int) -> None:
         self.hosts = hosts
@@ -60,7 +59,7 @@ class Loopback:
     def start(
         self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
     ) -> list[subprocess.Popen[str]]:
-        """Start ``python words`` once a host, each told its rank."""
+        """Start ``python words`` once for each host, with its rank in the environment."""
         shared = {
             "WORLD_SIZE": str(self.hosts),
             "LOCAL_WORLD_SIZE": "1",
@@ -82,88 +81,93 @@ class Loopback:
         ]
 
     def limit(self, rate: str) -> None:
-        """Nothing: memory has no rate to set."""
+        """Do nothing: loopback has no rate to set."""
 
 
-def work(
-    place: Place, job: Mapping[str, Any], tell: Tell, *, seconds: float = MOST_SECONDS
+def run_job(
+    cluster: Cluster,
+    job: Mapping[str, Any],
+    report: Callable[[str], None],
+    *,
+    seconds: float = MOST_SECONDS,
 ) -> list[dict[str, Any]]:
-    """Have the workers of a place do a job; what rank 0 found, line by line.
+    """Run a job on the workers of a cluster; return the results that rank 0 wrote.
 
     Args:
-        place: where.
-        job: what, see ``worker``.
-        tell: hears what is being done.
-        seconds: after which they are taken to hang, and killed.
+        cluster: where the workers run.
+        job: what they do, see ``worker``.
+        report: called with what is being done.
+        seconds: after that many the workers hang, and are killed.
 
     Raises:
-        WorkersFailed: a worker failed; its last words, and what was found before.
+        JobFailed: a worker failed; it has the end of the traceback, and the results before.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job))
-        words = ["-m", "shoal.bench.exchange.worker", str(path)]
-        started = place.start(words, stdout=subprocess.PIPE)
+        words = ["-m", f"{__package__}.worker", str(path)]
+        search = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
+        workers = cluster.start(words, env={"PYTHONPATH": search}, stdout=subprocess.PIPE)
         end = time.monotonic() + seconds
-        watcher = Thread(target=_end_together, args=(started, end), daemon=True)
+        watcher = Thread(target=_end_together, args=(workers, end), daemon=True)
         watcher.start()
 
         def limit(rate: str) -> None:
-            place.limit(rate)
+            cluster.limit(rate)
             path.with_name(LIMITED).touch()
 
         try:
-            found = _listen(started[0], tell, limit)
+            messages = _read_messages(workers[0], report, limit)
             watcher.join(LAST_SECONDS)
         finally:
-            _kill(started)
+            _kill(workers)
             watcher.join()
-        codes = [_reaped(child) for child in started]
+        codes = [_exit_code(worker) for worker in workers]
         if any(codes):
             late = f"they had not ended after {seconds:.0f} s" if time.monotonic() > end else ""
-            raise WorkersFailed(late or _last_words(Path(folder)), found)
-    return found
+            raise JobFailed(late or _error(Path(folder)), messages)
+    return messages
 
 
-def _last_words(folder: Path) -> str:
-    said = sorted(folder.glob("error-*"))
-    lines = said[0].read_text().strip().splitlines()[-_LAST_LINES:] if said else []
-    return "\n".join(lines) or "it said nothing"
+def _error(folder: Path) -> str:
+    files = sorted(folder.glob("error-*"))
+    lines = files[0].read_text().strip().splitlines()[-_ERROR_LINES:] if files else []
+    return "\n".join(lines) or "it wrote no error"
 
 
-def _end_together(started: Sequence[subprocess.Popen[str]], end: float) -> None:
-    """Until all have ended; when one fails the others would wait for it, so they are killed."""
-    while any(child.poll() is None for child in started):
-        if any(child.returncode for child in started) or time.monotonic() > end:
-            _kill(started)
-        time.sleep(LOOK_SECONDS)
+def _end_together(workers: Sequence[subprocess.Popen[str]], end: float) -> None:
+    """Wait until all have ended; when one fails, kill the others, which would wait for it."""
+    while any(worker.poll() is None for worker in workers):
+        if any(worker.returncode for worker in workers) or time.monotonic() > end:
+            _kill(workers)
+        time.sleep(POLL_SECONDS)
 
 
-def _kill(started: Sequence[subprocess.Popen[str]]) -> None:
-    for child in started:
-        if child.poll() is None:
-            child.kill()
+def _kill(workers: Sequence[subprocess.Popen[str]]) -> None:
+    for worker in workers:
+        if worker.poll() is None:
+            worker.kill()
 
 
-def _reaped(child: subprocess.Popen[str]) -> int:
-    if child.stdout is not None:
-        child.stdout.close()
-    return child.wait()
+def _exit_code(worker: subprocess.Popen[str]) -> int:
+    if worker.stdout is not None:
+        worker.stdout.close()
+    return worker.wait()
 
 
-def _listen(
-    leader: subprocess.Popen[str], tell: Tell, limit: Callable[[str], None]
+def _read_messages(
+    leader: subprocess.Popen[str], report: Callable[[str], None], limit: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    found = []
+    messages = []
     for line in leader.stdout or ():
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
-            continue  # not ours: a library's
-        if DOING in said:
-            tell(said[DOING])
-        elif RATE in said:
-            limit(said[RATE])
+            continue  # a library's output
+        if DOING in message:
+            report(message[DOING])
+        elif RATE in message:
+            limit(message[RATE])
         else:
-            found.append(said)
-    return found
+            messages.append(message)
+    return messages

@@ -1,7 +1,7 @@
 """Does an adaptive schedule notice that the network became slower, and how soon?
 
-It trains until it has made up its mind. Then the links are cut to a tenth of their rate between two
-steps, and the steps are counted until it decides anew, from messages it has timed on the new link.
+It trains until it has decided on a plan. Then the links are cut to a tenth of their rate between
+two steps, and the steps are counted until it decides again, from messages timed on the new links.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shoal.bench.exchange.contenders import ADAPTIVE, build
-from shoal.bench.exchange.links import ask_for_rate
-from shoal.bench.exchange.tasks import WORKLOADS, make
-from shoal.bench.exchange.telling import DOING, tell
-from shoal.bench.form import Bar, Result
+from benchmarks.exchange.contenders import ADAPTIVE, build
+from benchmarks.exchange.progress import DOING, request_rate, write_line
+from benchmarks.exchange.workloads import WORKLOADS, make
+from shoal.bench.report import Result, Threshold
 
-BAR = "<= 20"
-ANEW = "messages take"  # how a decision begins that was made because the link is another
+THRESHOLD = "<= 20"
+REPLANNED = "messages take"  # begins the reason of a decision that follows a change of the links
 
 
 @dataclass(frozen=True)
-class Cut:
+class LinkChange:
     """What to train, and when the links become slower.
 
     Attributes:
-        rate: of the links, afterwards.
-        workload: name of the model and its data; small, for steps get ten times as long.
+        rate: of the links after the change.
+        workload: name of the model and its data; small, because steps become ten times as long.
         strategy: one whose schedule measures.
-        before: steps until then: it has decided by the 50th, and then learns what is usual.
-        after: steps from then on.
+        before: steps before the change: the schedule decides by the 50th, then measures its plan.
+        after: steps after the change.
         seed: of parameters and samples.
     """
 
@@ -45,55 +44,56 @@ class Cut:
     seed: int = 0
 
 
-class Decisions(logging.Handler):
-    """Hears what a schedule decides, and notes the step: only the first rank's speaks."""
+class DecisionLog(logging.Handler):
+    """Collects the decisions that a schedule logs, with their steps; only rank 0 logs them."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.step = 0
-        self.heard: list[tuple[int, str, str]] = []
+        self.decisions: list[tuple[int, str, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note it."""
+        """Store the decision."""
         if isinstance(record.args, tuple) and len(record.args) == 4:
             _, plan, how, why = map(str, record.args)
-            self.heard.append((self.step, why, f"{plan} ({how})"))
+            self.decisions.append((self.step, why, f"{plan} ({how})"))
 
 
-def run(wanted: Cut, path: Path) -> None:
-    """In a worker: train, ask for slower links, train on; rank 0 tells every decision."""
-    workload = WORKLOADS[wanted.workload]
-    task = make(workload, workload.data(), seed=wanted.seed, rank=dist.get_rank())
-    trainer, decisions = build(wanted.strategy, task), Decisions()
+def run(plan: LinkChange, path: Path) -> None:
+    """Train in a worker, ask for slower links, train on; rank 0 writes every decision."""
+    workload = WORKLOADS[plan.workload]
+    task = make(workload, workload.data(), seed=plan.seed, rank=dist.get_rank())
+    trainer, log = build(plan.strategy, task), DecisionLog()
     logger = logging.getLogger("shoal")
     logger.setLevel(logging.INFO)
-    logger.addHandler(decisions)
-    for step in range(wanted.before + wanted.after):
-        decisions.step = step
-        if step == wanted.before:
+    logger.addHandler(log)
+    for step in range(plan.before + plan.after):
+        log.step = step
+        if step == plan.before:
             trainer.settle()
-            ask_for_rate(wanted.rate, path)
+            request_rate(plan.rate, path)
         if step % 4 == 0:
-            tell({DOING: f"step {step} of an adaptive schedule"})
+            write_line({DOING: f"step {step} of an adaptive schedule"})
         trainer.step()
     trainer.settle()
     trainer.close()
-    tell({"decisions": decisions.heard, "cut": wanted.before})
+    write_line({"decisions": log.decisions, "changed": plan.before})
 
 
-def judge(case: str, found: Mapping[str, Any]) -> Iterable[Result]:
-    """The plan before, and how many steps after the cut another decision was made. Pure."""
-    decisions: Sequence[Sequence[Any]] = found["decisions"]
-    cut = int(found["cut"])
-    before = [each for each in decisions if each[0] < cut]
+def judge(case: str, message: Mapping[str, Any]) -> Iterable[Result]:
+    """Yield the plan before the change, and the steps from it to the next decision. Pure."""
+    decisions: Sequence[Sequence[Any]] = message["decisions"]
+    changed = int(message["changed"])
+    before = [each for each in decisions if each[0] < changed]
     for step, why, plan in before[-1:]:
         yield Result(f"{case}: {plan}; {why}", "decided in step", step, "")
-    anew = [each for each in decisions if each[0] >= cut and str(each[1]).startswith(ANEW)]
+    after = [each for each in decisions if each[0] >= changed]
+    replanned = [each for each in after if str(each[1]).startswith(REPLANNED)]
     metric = "steps until it decides anew"
-    if not anew:
-        yield Result(f"{case}: it did not", metric, 1e4, "", bar=BAR, holds=False)
+    if not replanned:
+        yield Result(f"{case}: it did not", metric, 1e4, "", threshold=THRESHOLD, passes=False)
         return
-    step, why, plan = anew[0]
-    steps = int(step) - cut
-    met = Bar.parse(BAR).met(steps)
-    yield Result(f"{case}: {plan}; {why}", metric, steps, "", bar=BAR, holds=met)
+    step, why, plan = replanned[0]
+    steps = int(step) - changed
+    passes = Threshold.parse(THRESHOLD).met(steps)
+    yield Result(f"{case}: {plan}; {why}", metric, steps, "", threshold=THRESHOLD, passes=passes)

@@ -1,11 +1,11 @@
-"""Bytes that a process gave to the network, counted where it did: at its TCP sockets.
+"""Bytes that this process has sent, counted at its TCP sockets.
 
-Linux keeps the count for every connection (``TCP_INFO``). It holds what was written and sent, once,
-with a backend's own headers; those of TCP and IP, acknowledgements and what was sent again are not
-in it, as they are in the count of the device. Connections to the store are left out.
+Linux has a count for every connection (``TCP_INFO``). It contains what was written and sent, once,
+with a backend's own headers. It does not contain the headers of TCP and IP, acknowledgements and
+retransmissions, which the count of the network device does. Connections to the store are left out.
 
 References:
-    tcp(7), ``struct tcp_info`` of linux/tcp.h; ``tcpi_bytes_sent`` is there since Linux 4.19.
+    tcp(7), ``struct tcp_info`` of linux/tcp.h; ``tcpi_bytes_sent`` exists since Linux 4.19.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pathlib import Path
 
 from shoal.runtime.world.interfaces import IFNAME
 
-SENT_AT, SIZE = 200, 216  # of tcpi_bytes_sent, which tcpi_bytes_retrans follows
+SENT_AT, SIZE = 200, 216  # offset of tcpi_bytes_sent; tcpi_bytes_retrans follows it
 OPEN = Path("/proc/self/fd")
 Counts = Mapping[int, int]
-"""Bytes sent by connection, which its inode names."""
+"""Inode of a connection -> bytes sent on it."""
 
 
 def counts() -> Counts:
-    """Of every connection that this process has now."""
-    found = {}
+    """Return the bytes sent on every open connection of this process."""
+    by_inode = {}
     store = int(os.environ.get("MASTER_PORT", "0"))
     for name in os.listdir(OPEN):
-        with suppress(OSError):  # closed meanwhile, or no socket
+        with suppress(OSError):  # closed meanwhile, or not a socket
             file = int(name)
             if not os.readlink(OPEN / name).startswith("socket:"):
                 continue
             inode = os.fstat(file).st_ino
             sent = _sent(file, store)
             if sent is not None:
-                found[inode] = sent
-    return found
+                by_inode[inode] = sent
+    return by_inode
 
 
 def _sent(file: int, store: int) -> int | None:
@@ -55,11 +55,11 @@ def _sent(file: int, store: int) -> int | None:
 
 
 def since(before: Counts) -> int:
-    """Bytes sent since ``before``, on the connections that are still there."""
+    """Return the bytes sent since ``before``, on the connections that are still open."""
     return sum(sent - before.get(inode, 0) for inode, sent in counts().items())
 
 
 def device_nbytes() -> int:
-    """Bytes this host's device has sent since it was made, all headers counted."""
+    """Return the bytes that this host's network device has sent, with all headers."""
     device = os.environ.get(IFNAME, "lo")
     return int(Path(f"/sys/class/net/{device}/statistics/tx_bytes").read_text())

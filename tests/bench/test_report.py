@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.bench.form import Bar, Header, Interval, Machine, Report, Result
+from shoal.bench.report import Header, Interval, Machine, Report, Result, Threshold
 from shoal.errors import BadArgument
 
 HEADER = Header(
@@ -22,7 +22,15 @@ HEADER = Header(
     seeds=(0,),
 )
 TIMED = Result(
-    "mlp", "step time", 42.0, "ms", "ddp", 1.01, Interval(0.99, 1.03), bar="<= 1.02", holds=True
+    "mlp",
+    "step time",
+    42.0,
+    "ms",
+    "ddp",
+    1.01,
+    Interval(0.99, 1.03),
+    threshold="<= 1.02",
+    passes=True,
 )
 PLAIN = Result("import shoal", "import time", 0.05, "s")
 REPORT = Report(HEADER, (TIMED, PLAIN))
@@ -35,7 +43,7 @@ words = st.text('ab µ"\\[', min_size=1, max_size=8)
 def results(draw: st.DrawFn) -> Result:
     against = draw(st.none() | words)
     ends = sorted([draw(numbers), draw(numbers)])
-    bar = draw(st.none() | st.sampled_from(["<= 1.02", "> 3", ">= -1e-3", "< 7"]))
+    threshold = draw(st.none() | st.sampled_from(["<= 1.02", "> 3", ">= -1e-3", "< 7"]))
     return Result(
         draw(words),
         draw(words),
@@ -44,8 +52,8 @@ def results(draw: st.DrawFn) -> Result:
         against,
         None if against is None else draw(numbers),
         draw(st.sampled_from([None, Interval(*ends)])),
-        bar,
-        None if bar is None else draw(st.sampled_from([True, False, None])),
+        threshold,
+        None if threshold is None else draw(st.sampled_from([True, False, None])),
     )
 
 
@@ -97,6 +105,7 @@ def _with(path: str, value: Any) -> str:
         ("header.seeds", ["a"], "seeds"),
         ("header.seeds", 1, "seeds"),
         ("results", {}, "results"),
+        ("results.0.threshold", "<= 1", "threshold"),
         ("results.0.value", "42", "value"),
         ("results.0.value", True, "value"),
         ("results.0.value", float("nan"), "value"),
@@ -128,18 +137,18 @@ def test_infinity_is_never_written() -> None:
 
 @pytest.mark.parametrize("text", ["<= 1.02", ">= 0.5", "< 3", "> -1"])
 def test_a_bar_prints_as_what_it_was_parsed_from(text: str) -> None:
-    assert str(Bar.parse(text)) == text
-    assert Bar.parse(f"  {text.replace(' ', '')} ") == Bar.parse(text)
+    assert str(Threshold.parse(text)) == text
+    assert Threshold.parse(f"  {text.replace(' ', '')} ") == Threshold.parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "1.02", "= 1", "<= ", "<= one", "<= nan", "<= 1 2", None])
 def test_what_is_no_bar_is_refused(text: Any) -> None:
-    with pytest.raises(BadArgument, match="a bar is one of"):
-        Bar.parse(text)
+    with pytest.raises(BadArgument, match="a threshold is one of"):
+        Threshold.parse(text)
 
 
 @pytest.mark.parametrize(
-    ("bar", "number", "slack", "met"),
+    ("threshold", "number", "slack", "met"),
     [
         ("<= 1", 1.0, 0.0, True),
         ("< 1", 1.0, 0.0, False),
@@ -151,17 +160,17 @@ def test_what_is_no_bar_is_refused(text: Any) -> None:
     ],
 )
 def test_slack_widens_a_bar_to_its_lenient_side(
-    bar: str, number: float, slack: float, met: bool
+    threshold: str, number: float, slack: float, met: bool
 ) -> None:
-    assert Bar.parse(bar).met(number, slack=slack) is met
+    assert Threshold.parse(threshold).met(number, slack=slack) is met
 
 
 @pytest.mark.parametrize(
-    ("holds", "code"),
+    ("passes", "code"),
     [((), 0), ((True,), 0), ((True, False), 1), ((True, None), 3), ((None, False), 1)],
 )
 def test_a_failed_bar_weighs_more_than_a_missing_verdict(
-    holds: tuple[bool | None, ...], code: int
+    passes: tuple[bool | None, ...], code: int
 ) -> None:
-    rows = tuple(replace(TIMED, holds=each) for each in holds)
+    rows = tuple(replace(TIMED, passes=each) for each in passes)
     assert Report(HEADER, (PLAIN, *rows)).exit_code == code

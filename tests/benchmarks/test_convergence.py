@@ -1,4 +1,4 @@
-"""The convergence suite: what is trained, that runs repeat, how made-up figures are judged."""
+"""The convergence suite: what is train_all, that runs repeat, how made-up figures are judged."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal import bench
-from shoal.bench import convergence, pupils
-from shoal.bench.convergence import (
+from benchmarks import convergence, convergence_task
+from benchmarks.convergence import (
     CONTENDERS,
     EXACT,
-    FED,
+    FEEDBACK,
     RATE,
     TOPK,
     Contender,
     differences,
     draw,
-    lost,
     one_thread,
     order,
+    points_below_exact,
     rows,
     student,
-    trained,
+    train_all,
 )
-from shoal.bench.exchange.data import PIXELS, Data
-from shoal.bench.form import Result
-from shoal.bench.pupils import Curve, Task, batches, normal, train
-from shoal.bench.suites import Settings
+from benchmarks.convergence_task import ConvergenceTask, Curve, batches, normalized, train
+from benchmarks.data import PIXELS, Data
+from shoal import bench
+from shoal.bench.report import Result
+from shoal.bench.suites import BenchSettings
 from shoal.strategy import parse
 
 SIGN = Contender("sign", rate=0.003)
 
 
 @pytest.fixture(scope="module")
-def small() -> Task:
+def small() -> ConvergenceTask:
     """Pictures whose class is the brightest of four rows, for two workers and few steps."""
     chance = torch.Generator().manual_seed(0)
     y = torch.arange(160) % 4
@@ -45,7 +45,7 @@ def small() -> Task:
     x[torch.arange(160), 7 * y] += 1
     flat = x.flatten(1)
     data = Data("rows", (flat[:128], y[:128]), (flat[128:], y[128:]))
-    return Task(normal(data), workers=2, batch=8, steps=6, every=4, width=8)
+    return ConvergenceTask(normalized(data), workers=2, batch=8, steps=6, every=4, width=8)
 
 
 def ends(exact: float, fed: float, topk: float, noise: float = 0.1) -> dict[str, list[float]]:
@@ -53,14 +53,16 @@ def ends(exact: float, fed: float, topk: float, noise: float = 0.1) -> dict[str,
     stray = (-noise, 0.0, noise)
     return {
         EXACT: [exact] * 3,
-        FED: [fed + each for each in stray],
+        FEEDBACK: [fed + each for each in stray],
         TOPK: [topk + each for each in stray],
     }
 
 
 def verdicts(found: dict[str, list[float]]) -> dict[str, bool | None]:
-    judged = [lost(Contender(name), found) for name in (FED, TOPK)] + list(order(found))
-    return {row.case: row.holds for row in judged}
+    judged = [points_below_exact(Contender(name), found) for name in (FEEDBACK, TOPK)] + list(
+        order(found)
+    )
+    return {row.case: row.passes for row in judged}
 
 
 def curve(end: float) -> Curve:
@@ -71,7 +73,7 @@ def test_the_suite_is_listed_with_every_contender_once() -> None:
     assert bench.find("convergence") is convergence.SUITE
     names = [contender.name for contender in CONTENDERS]
     assert len(set(names)) == len(names)
-    assert {EXACT, FED, TOPK} <= set(names)
+    assert {EXACT, FEEDBACK, TOPK} <= set(names)
 
 
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda c: c.name)
@@ -85,29 +87,37 @@ def test_a_rate_of_its_own_stands_in_the_case() -> None:
     assert {c.name for c in CONTENDERS if c.rate != RATE} == {"sign", "dgc(0.01)"}
 
 
-def test_pictures_get_mean_zero_and_deviation_one_by_what_is_trained_on(small: Task) -> None:
+def test_pictures_get_mean_zero_and_deviation_one_by_what_is_trained_on(
+    small: ConvergenceTask,
+) -> None:
     x = small.data.train[0]
     assert x.mean().item() == pytest.approx(0, abs=1e-5)
     assert x.std().item() == pytest.approx(1, abs=1e-5)
     assert small.data.held_out[0].mean().item() != 0
 
 
-def test_a_pass_over_the_data_repeats_nothing_and_the_next_is_in_another_order(small: Task) -> None:
-    longer = Task(small.data, workers=2, batch=32, steps=4)
+def test_a_pass_over_the_data_repeats_nothing_and_the_next_is_in_another_order(
+    small: ConvergenceTask,
+) -> None:
+    longer = ConvergenceTask(small.data, workers=2, batch=32, steps=4)
     first, second, third, fourth = (x for x, _ in batches(longer, seed=1))
     passes = torch.cat([first, second]), torch.cat([third, fourth])
     assert all(len(torch.unique(x, dim=0)) == 128 for x in passes)
     assert not torch.equal(*passes)
 
 
-def test_every_contender_sees_the_same_batches_and_another_seed_others(small: Task) -> None:
+def test_every_contender_sees_the_same_batches_and_another_seed_others(
+    small: ConvergenceTask,
+) -> None:
     one, again, other = (next(islice(batches(small, seed=s), 3, None))[0] for s in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", [EXACT, FED, "sign", "local(8)", "gossip(ring)"])
-def test_a_run_repeats_and_evaluates_every_few_steps_and_at_the_end(small: Task, name: str) -> None:
+@pytest.mark.parametrize("name", [EXACT, FEEDBACK, "sign", "local(8)", "gossip(ring)"])
+def test_a_run_repeats_and_evaluates_every_few_steps_and_at_the_end(
+    small: ConvergenceTask, name: str
+) -> None:
     once = train(small, f"{name}, fifo", rate=0.1, seed=3)
     torch.manual_seed(99)  # what others draw changes nothing
     assert train(small, f"{name}, fifo", rate=0.1, seed=3) == once
@@ -115,8 +125,8 @@ def test_a_run_repeats_and_evaluates_every_few_steps_and_at_the_end(small: Task,
     assert all(0 <= percent <= 100 for _, percent in once)
 
 
-def test_training_learns_what_can_be_learnt(small: Task) -> None:
-    longer = Task(small.data, workers=2, batch=16, steps=60, every=30, width=16)
+def test_training_learns_what_can_be_learnt(small: ConvergenceTask) -> None:
+    longer = ConvergenceTask(small.data, workers=2, batch=16, steps=60, every=30, width=16)
     assert train(longer, "exact, fifo", rate=0.1, seed=0)[-1][1] > 90
 
 
@@ -133,7 +143,7 @@ def test_the_published_order_holds_every_bar() -> None:
 
 @pytest.mark.parametrize("fed", [88.5, 92.0])
 def test_error_feedback_must_come_within_a_point_from_either_side(fed: float) -> None:
-    assert verdicts(ends(90.5, fed, 77))[FED] is False
+    assert verdicts(ends(90.5, fed, 77))[FEEDBACK] is False
 
 
 def test_without_feedback_it_must_fall_behind_by_more_than_a_point() -> None:
@@ -141,23 +151,23 @@ def test_without_feedback_it_must_fall_behind_by_more_than_a_point() -> None:
 
 
 def test_a_tie_keeps_the_order_and_a_clear_lead_of_the_lossy_one_does_not() -> None:
-    case = f"{EXACT} less {FED}"
+    case = f"{EXACT} less {FEEDBACK}"
     assert verdicts(ends(90.5, 90.6, 77))[case] is True
     assert verdicts(ends(90.5, 91.0, 77))[case] is False
 
 
 def test_feedback_that_helps_nothing_breaks_the_order() -> None:
-    assert verdicts(ends(90.5, 77, 77, noise=0))[f"{FED} less {TOPK}"] is False
+    assert verdicts(ends(90.5, 77, 77, noise=0))[f"{FEEDBACK} less {TOPK}"] is False
 
 
 def test_one_seed_cannot_tell_a_tie() -> None:
-    [first, second] = order({EXACT: [90.0], FED: [90.1], TOPK: [80.0]})
-    assert (first.bar, first.holds) == (None, None)
-    assert (second.bar, second.holds) == ("> 0", True)
+    [first, second] = order({EXACT: [90.0], FEEDBACK: [90.1], TOPK: [80.0]})
+    assert (first.threshold, first.passes) == (None, None)
+    assert (second.threshold, second.passes) == ("> 0", True)
 
 
 def test_only_what_the_bars_are_about_is_judged() -> None:
-    assert lost(SIGN, {EXACT: [90.0], "sign": [50.0]}).bar is None
+    assert points_below_exact(SIGN, {EXACT: [90.0], "sign": [50.0]}).threshold is None
 
 
 def test_the_interval_is_students() -> None:
@@ -183,7 +193,7 @@ def test_every_contender_has_a_mean_and_a_row_a_seed() -> None:
 
 
 def test_the_plot_shows_every_contender(
-    small: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: ConvergenceTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convergence, "PLOTS", tmp_path / "runs")
     path = draw({Contender(EXACT): [curve(80), curve(90)], SIGN: [curve(70), curve(70)]}, small)
@@ -194,7 +204,7 @@ def test_the_plot_shows_every_contender(
 
 
 def test_a_model_without_errors_is_drawn_as_half_of_one(
-    small: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: ConvergenceTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convergence, "PLOTS", tmp_path)
     text = draw({Contender(EXACT): [curve(100)]}, small).read_text(encoding="utf-8")
@@ -202,26 +212,29 @@ def test_a_model_without_errors_is_drawn_as_half_of_one(
 
 
 def test_the_suite_runs_from_end_to_end(
-    small: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: ConvergenceTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convergence, "PLOTS", tmp_path)
-    monkeypatch.setattr(convergence, "task", lambda: small)
+    monkeypatch.setattr(convergence, "default_task", lambda: small)
     told: list[tuple[str, int, int]] = []
-    quick = Settings(quick=True, seed=4, progress=lambda *each: told.append(each))
+    quick = BenchSettings(quick=True, seed=4, progress=lambda *each: told.append(each))
     found = list(convergence.SUITE.run(quick))
     assert told[0] == (f"{EXACT}, seed 4", 0, 3)
-    assert {row.case for row in found if row.metric.endswith("seed 4")} == {EXACT, FED, TOPK}
+    assert {row.case for row in found if row.metric.endswith("seed 4")} == {EXACT, FEEDBACK, TOPK}
     assert (tmp_path / "convergence.svg").exists()
 
 
-def test_every_seed_trains_every_contender(small: Task) -> None:
+def test_every_seed_trains_every_contender(small: ConvergenceTask) -> None:
     chosen = (Contender(EXACT), SIGN)
-    curves = trained(small, chosen, (0, 1), Settings())
+    curves = train_all(small, chosen, (0, 1), BenchSettings())
     assert {contender: len(each) for contender, each in curves.items()} == dict.fromkeys(chosen, 2)
     assert curves[SIGN][1] == train(small, "sign, fifo", rate=SIGN.rate, seed=1)
 
 
 def test_the_task_is_one_pass_over_60000_pictures_by_eight_workers() -> None:
-    assert (Task.workers, Task.steps) == (8, 60_000 // (Task.workers * Task.batch))
-    assert Task.steps % Task.every == 0
-    assert pupils.CLASSES == 10
+    assert (ConvergenceTask.workers, ConvergenceTask.steps) == (
+        8,
+        60_000 // (ConvergenceTask.workers * ConvergenceTask.batch),
+    )
+    assert ConvergenceTask.steps % ConvergenceTask.every == 0
+    assert convergence_task.CLASSES == 10

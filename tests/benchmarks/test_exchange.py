@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gzip
 import json
 import math
@@ -14,32 +15,36 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import data
+from benchmarks.exchange import codec, contenders, formulas, results, workloads
+from benchmarks.exchange import suite as exchange
+from benchmarks.exchange.contenders import DDP, EXACT, NULL, OUR_POWERSGD, POWERSGD
+from benchmarks.exchange.formulas import Sent
+from benchmarks.exchange.jobs import JobFailed, Loopback, run_job
+from benchmarks.exchange.results import Results, Smooth, TrainingRun
 from shoal.axes.compression import error_feedback, exact, topk
-from shoal.bench import exchange, find
-from shoal.bench.exchange import codec, contenders, curves, data, formulas, judge, tasks
-from shoal.bench.exchange.contenders import DDP, EXACT, NULL, OUR_POWERSGD, POWERSGD
-from shoal.bench.exchange.formulas import Sent
-from shoal.bench.exchange.judge import Field, Run, Smooth
-from shoal.bench.exchange.places import Loopback, WorkersFailed, work
-from shoal.bench.form import Report, Result
-from shoal.bench.suites import Settings, header, silent
+from shoal.bench import find
+from shoal.bench.report import Report, Result
+from shoal.bench.suites import BenchSettings, header, silent
 from shoal.errors import ShoalError, UsageError
 from shoal.strategy import parse
 
 LOCAL = "all_reduce, local(8), fifo, exact"
 
 
-def run(name: str, *, steps: int, seconds: float, reached: bool = True, nbytes: float = 0) -> Run:
+def run(
+    name: str, *, steps: int, seconds: float, reached: bool = True, nbytes: float = 0
+) -> TrainingRun:
     curve = ((0, 0.0, 2.0), (steps // 2, seconds / 2, 1.5), (steps, seconds, 1.0))
-    return Run(name, curve, 1.0, reached, nbytes)
+    return TrainingRun(name, curve, 1.0, reached, nbytes)
 
 
-def field(**others: Run) -> Field:
+def seed_results(**others: TrainingRun) -> Results:
     runs = [run(DDP, steps=60, seconds=60.0, reached=False), *others.values()]
-    return Field({each.contender: each for each in runs}, 0.2, 60)
+    return Results({each.contender: each for each in runs}, 0.2, 60)
 
 
-FIELD = field(
+RESULTS = seed_results(
     exact=run(EXACT, steps=60, seconds=58.0),
     hook=run(POWERSGD, steps=60, seconds=30.0),
     power=run(OUR_POWERSGD, steps=64, seconds=18.0),
@@ -68,42 +73,44 @@ def test_smoothing_does_not_depend_on_how_often_one_looks() -> None:
 
 
 def test_a_loss_summed_in_another_order_is_the_same_loss() -> None:
-    assert judge.reaches(1.0001, 1.0)
-    assert not judge.reaches(1.01, 1.0)
+    assert results.reaches(1.0001, 1.0)
+    assert not results.reaches(1.01, 1.0)
 
 
 def test_the_first_at_the_target_wins_and_who_never_arrives_does_not() -> None:
-    assert judge.ranking([FIELD], every_step=True)[0] == OUR_POWERSGD
-    assert judge.ranking([FIELD], every_step=False)[0] == LOCAL
-    lost = field(
+    assert results.ranking([RESULTS], every_step=True)[0] == OUR_POWERSGD
+    assert results.ranking([RESULTS], every_step=False)[0] == LOCAL
+    lost = seed_results(
         a=run(EXACT, steps=60, seconds=50.0), b=run(LOCAL, steps=9, seconds=1.0, reached=False)
     )
-    assert judge.ranking([lost], every_step=False)[0] == EXACT
+    assert results.ranking([lost], every_step=False)[0] == EXACT
     assert lost.ratio(LOCAL) == math.inf
 
 
 def test_who_is_lucky_with_one_seed_is_not_the_best() -> None:
-    def seed(local: float) -> judge.Field:
-        return field(a=run(EXACT, steps=60, seconds=20.0), b=run(LOCAL, steps=64, seconds=local))
+    def seed(local: float) -> results.Results:
+        return seed_results(
+            a=run(EXACT, steps=60, seconds=20.0), b=run(LOCAL, steps=64, seconds=local)
+        )
 
     fields = [seed(10.0), seed(30.0), seed(31.0)]
-    assert judge.ranking(fields[:1], every_step=False) == [LOCAL, EXACT]
-    assert judge.ranking(fields, every_step=False) == [EXACT, LOCAL]
+    assert results.ranking(fields[:1], every_step=False) == [LOCAL, EXACT]
+    assert results.ranking(fields, every_step=False) == [EXACT, LOCAL]
 
 
 def test_free_communication_is_exacts_steps_without_exchange() -> None:
-    assert FIELD.over_free(LOCAL) == pytest.approx(16 / (60 * 0.2))
+    assert RESULTS.over_free(LOCAL) == pytest.approx(16 / (60 * 0.2))
 
 
 def test_the_steps_that_ddp_did_not_run_count_at_its_usual_pace() -> None:
-    few = Field({DDP: run(DDP, steps=8, seconds=40.0)}, 0.2, 60)
+    few = Results({DDP: run(DDP, steps=8, seconds=40.0)}, 0.2, 60)
     assert few.ddp_seconds == pytest.approx(300.0)
     assert few.communication == pytest.approx(1 - 0.2 / 5)
 
 
 def test_every_bar_of_the_issue_is_judged_and_names_its_winner() -> None:
-    rows = list(judge.verdicts("mlp", [FIELD], slow=False))
-    assert [(row.bar, row.holds) for row in rows] == [
+    rows = list(results.verdicts("mlp", [RESULTS], slow=False))
+    assert [(row.threshold, row.passes) for row in rows] == [
         (">= 0.75", True),
         ("<= 0.5", True),
         ("<= 0.3333", True),
@@ -112,30 +119,30 @@ def test_every_bar_of_the_issue_is_judged_and_names_its_winner() -> None:
     ]
     assert OUR_POWERSGD in rows[1].case
     assert LOCAL in rows[2].case
-    (slow,) = judge.verdicts("mlp", [FIELD], slow=True)
-    assert (slow.bar, slow.holds) == ("<= 0.1", False)
+    (slow,) = results.verdicts("mlp", [RESULTS], slow=True)
+    assert (slow.threshold, slow.passes) == ("<= 0.1", False)
 
 
 def test_a_quick_run_tells_and_does_not_judge() -> None:
-    rows, told = (list(exchange.standing("mlp", [FIELD], quick=q)) for q in (False, True))
+    rows, told = (list(exchange.final_verdicts("mlp", [RESULTS], quick=q)) for q in (False, True))
     assert [row.value for row in told] == [row.value for row in rows]
-    assert all(row.bar for row in rows)
-    assert not any(row.bar or row.holds is not None for row in told)
+    assert all(row.threshold for row in rows)
+    assert not any(row.threshold or row.passes is not None for row in told)
 
 
 def test_several_seeds_are_judged_by_their_median() -> None:
-    slower = field(
+    slower = seed_results(
         local=run(LOCAL, steps=64, seconds=40.0), power=run(OUR_POWERSGD, steps=64, seconds=50.0)
     )
-    rows = list(judge.verdicts("mlp", [FIELD, slower, slower], slow=False))
+    rows = list(results.verdicts("mlp", [RESULTS, slower, slower], slow=False))
     assert rows[2].ratio == pytest.approx(40 / 60)
-    assert rows[2].holds is False
-    assert rows[3].holds is False  # the hook is missing in most: no verdict in our favour
+    assert rows[2].passes is False
+    assert rows[3].passes is False  # the hook is missing in most: no verdict in our favour
 
 
 def test_a_table_tells_who_did_not_reach_the_loss() -> None:
-    lost = field(a=run(EXACT, steps=9, seconds=5.0, reached=False))
-    data_row, *rows = judge.table("mlp", lost)
+    lost = seed_results(a=run(EXACT, steps=9, seconds=5.0, reached=False))
+    data_row, *rows = results.table("mlp", lost)
     assert data_row.case == "mlp, on data"
     assert [row.metric for row in rows] == ["time to DDP's loss", "time without reaching it"]
 
@@ -163,10 +170,10 @@ BSP = "all_reduce, bsp, wfbp, "
 def test_formulas_give_the_bytes_one_computes_by_hand(name: str, nbytes: float) -> None:
     assert formulas.FORMULAS[name](SHAPES, 4) == pytest.approx(nbytes)
     sent = Sent(name, nbytes * 1.06, nbytes * 1.5)
-    told, device, off = formulas.counted("x", [sent], SHAPES, 4)
+    told, device, off = formulas.sent_rows("x", [sent], SHAPES, 4)
     assert told.ratio == pytest.approx(1.06)
     assert device.ratio == pytest.approx(1.5)
-    assert off.holds is False
+    assert off.passes is False
 
 
 def test_factors_are_sent_where_they_are_smaller() -> None:
@@ -181,11 +188,11 @@ def test_every_strategy_and_every_technique_with_a_fixed_size_has_a_formula() ->
 def test_every_compressor_of_the_catalogue_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "SIDE", 32)
     monkeypatch.setattr(codec, "LEAST_TIMES", 1)
-    rows = list(codec.costs(Settings()))
+    rows = list(codec.costs(BenchSettings()))
     named = {row.case.partition("(")[0] for row in rows if row.metric == "encode and decode"}
     assert {"exact", "cast", "topk", "powersgd", "error_feedback"} <= named
-    assert {row.bar for row in rows if row.bar} >= {">= 1", ">= 0.4", "<= 0.25"}
-    quick = {row.case.partition("(")[0] for row in codec.costs(Settings(quick=True))}
+    assert {row.threshold for row in rows if row.threshold} >= {">= 1", ">= 0.4", "<= 0.25"}
+    quick = {row.case.partition("(")[0] for row in codec.costs(BenchSettings(quick=True))}
     assert quick == {*codec.QUANTISERS, "error_feedback"}
     assert all(row.value > 0 for row in rows)
 
@@ -213,7 +220,7 @@ def test_the_data_is_real_and_what_is_held_out_is_not_trained_on() -> None:
     (x, y), (held, _) = found.train, found.held_out
     assert torch.equal(x[:, 1:], y[:, :-1])
     assert len(held) > 100
-    pixels = data.pictures()
+    pixels = data.images()
     assert pixels.train[0].shape[1] == 28 * 28
     assert 0 <= float(pixels.train[0].min()) <= float(pixels.train[0].max()) <= 1
 
@@ -229,20 +236,20 @@ def test_fashion_mnist_is_taken_where_it_is_installed(
             file.write(bytes(16) + bytes([255]) * 2 * 784)
         with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz", "wb") as file:
             file.write(bytes(8) + bytes([3, 9]))
-    found = data.pictures()
+    found = data.images()
     assert found.source == "Fashion-MNIST"
     assert torch.equal(found.train[0], torch.ones(2, 784))
     assert found.held_out[1].tolist() == [3, 9]
 
 
 def test_workers_start_alike_and_see_other_samples() -> None:
-    workload = tasks.WORKLOADS["tiny"]
+    workload = workloads.WORKLOADS["tiny"]
     found = workload.data()
-    one, two = (tasks.make(workload, found, seed=0, rank=rank) for rank in (0, 1))
+    one, two = (workloads.make(workload, found, seed=0, rank=rank) for rank in (0, 1))
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(next(one.batches)[0], next(two.batches)[0])
-    parts = [tasks.held_out(workload, found, rank, 2)[0] for rank in (0, 1)]
+    parts = [workloads.held_out(workload, found, rank, 2)[0] for rank in (0, 1)]
     assert [len(part) for part in parts] == [20, 20]
 
 
@@ -254,12 +261,12 @@ def test_models_have_about_ten_million_parameters() -> None:
 def test_the_suite_is_listed_and_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="root"):
-        list(find("exchange").run(Settings(quick=True)))
+        list(find("exchange").run(BenchSettings(quick=True)))
 
 
-def test_a_clock_says_what_still_fits() -> None:
-    assert exchange.Clock(100).fits(50)
-    assert not exchange.Clock(100).fits(200)
+def test_a_budget_says_what_still_fits() -> None:
+    assert exchange.TimeBudget(100).fits(50)
+    assert not exchange.TimeBudget(100).fits(200)
 
 
 class Canned:
@@ -287,14 +294,14 @@ class Canned:
 
 def test_what_rank_0_tells_is_progress_or_found() -> None:
     heard: list[str] = []
-    assert work(Canned({"doing": "x"}, {"a": 1}), {}, heard.append) == [{"a": 1}]
+    assert run_job(Canned({"doing": "x"}, {"a": 1}), {}, heard.append) == [{"a": 1}]
     assert heard == ["x"]
 
 
 def test_a_worker_that_fails_is_not_a_measurement_but_what_came_before_is() -> None:
-    with pytest.raises(WorkersFailed, match="failed") as failed:
-        work(Canned({"a": 1}, code=1), {}, lambda _: None)
-    assert failed.value.found == [{"a": 1}]
+    with pytest.raises(JobFailed, match="failed") as failed:
+        run_job(Canned({"a": 1}, code=1), {}, lambda _: None)
+    assert failed.value.messages == [{"a": 1}]
 
 
 def test_workers_that_hang_are_ended() -> None:
@@ -304,8 +311,8 @@ def test_workers_that_hang_are_ended() -> None:
         ) -> list[subprocess.Popen[str]]:
             return [subprocess.Popen(["sleep", "60"], stdout=stdout, text=True)]
 
-    with pytest.raises(WorkersFailed, match="had not ended"):
-        work(Hanging(), {}, lambda _: None, seconds=0.2)
+    with pytest.raises(JobFailed, match="had not ended"):
+        run_job(Hanging(), {}, lambda _: None, seconds=0.2)
 
 
 def test_a_part_that_fails_is_a_row_that_says_why() -> None:
@@ -314,8 +321,8 @@ def test_a_part_that_fails_is_a_row_that_says_why() -> None:
         raise ShoalError("a long story\nthe end")
 
     good, bad = exchange.guarded("mlp", part)
-    assert good.holds is None
-    assert (bad.case, bad.holds) == ("mlp: ShoalError: the end", False)
+    assert good.passes is None
+    assert (bad.case, bad.passes) == ("mlp: ShoalError: the end", False)
 
 
 def told(name: str) -> dict[str, Any]:
@@ -332,44 +339,46 @@ FIRST = {"null_seconds": 0.1, "data": "data"}
 def test_a_race_that_breaks_off_counts_for_those_who_were_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves, "FOLDER", tmp_path)
-    fields: exchange.Fields = {}
+    monkeypatch.setattr(results, "PLOTS", tmp_path)
+    fields: exchange.ModelResults = {}
     place = Canned(FIRST, told(DDP), told(EXACT), code=1)
-    rows = list(exchange.fast(place, "tiny", Settings(quick=True), fields))
+    rows = list(exchange.fast(place, "tiny", BenchSettings(quick=True), fields))
     assert set(fields["tiny"][0].runs) == {DDP, EXACT}
     lost = [row for row in rows if row.metric == "measured"]
     assert len(lost) == len(exchange.QUICK) - 1
-    assert not any(row.holds for row in lost)
+    assert not any(row.passes for row in lost)
 
 
 def test_seeds_without_time_are_left_out_and_it_is_said() -> None:
-    place = Canned(FIRST, told(DDP), *map(told, FIELD.runs.keys() - {DDP}))
-    done: exchange.Fields = {"mlp": [FIELD]}
-    [row] = exchange.seeds(place, Settings(), (exchange.Clock(), done))
-    assert (row.value, row.holds) == (3, True)
-    [row] = exchange.seeds(place, Settings(), (exchange.Clock(1.0), {"mlp": [FIELD]}))
-    assert (row.value, row.holds) == (1, False)
+    place = Canned(FIRST, told(DDP), *map(told, RESULTS.runs.keys() - {DDP}))
+    done: exchange.ModelResults = {"mlp": [RESULTS]}
+    [row] = exchange.further_seeds(place, BenchSettings(), exchange.TimeBudget(), done)
+    assert (row.value, row.passes) == (3, True)
+    [row] = exchange.further_seeds(
+        place, BenchSettings(), exchange.TimeBudget(1.0), {"mlp": [RESULTS]}
+    )
+    assert (row.value, row.passes) == (1, False)
     assert "2 seeds left out for lack of time" in row.case
 
 
 def test_every_part_of_the_suite_has_its_turn() -> None:
-    names = [name for name, _ in exchange.parts(Canned(), Settings(), {})]
+    names = [name for name, _ in exchange.parts(Canned(), BenchSettings(), {})]
     assert names[:4] == ["mlp, 1gbit", "gpt, 1gbit", "mlp, 100mbit", "gpt, 100mbit"]
-    assert len(names) == 4 + len(exchange.DUELS) + 3
-    quick = [name for name, _ in exchange.parts(Canned(), Settings(quick=True), {})]
+    assert len(names) == 4 + len(exchange.SCHEDULE_WORKLOADS) + 3
+    quick = [name for name, _ in exchange.parts(Canned(), BenchSettings(quick=True), {})]
     assert quick == ["mlp, 1gbit", "compressors"]
 
 
 def test_pictures_of_a_report_go_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "FOLDER", tmp_path / "runs")
+    monkeypatch.setattr(results, "PLOTS", tmp_path / "runs")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "exchange-old.svg").touch()
     os.utime(tmp_path / "runs" / "exchange-old.svg", (0, 0))
     begun = header("exchange", (0,))
-    path = curves.draw("mlp, 1gbit", FIELD)
+    path = results.draw("mlp, 1gbit", RESULTS)
     text = path.read_text()
     assert text.index(">local(8), fifo, exact: 16 s<") < text.index(">DDP<")
-    assert [p.name for p in curves.gather(Report(begun, ()), tmp_path)] == [path.name]
+    assert [p.name for p in results.copy_plots(Report(begun, ()), tmp_path)] == [path.name]
     assert (tmp_path / path.name).is_file()
 
 
@@ -380,8 +389,8 @@ def test_a_race_on_loopback_gives_every_row_and_a_picture(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(exchange, "QUICK", (EXACT, LOCAL))
     monkeypatch.setattr(exchange, "HOSTS", 2)
-    fields: exchange.Fields = {}
-    settings = Settings(quick=True, progress=silent)
+    fields: exchange.ModelResults = {}
+    settings = BenchSettings(quick=True, progress=silent)
     rows = list(exchange.fast(Loopback(2), "tiny", settings, fields))
     [found] = fields["tiny"]
     assert found.runs[EXACT].reached
@@ -389,3 +398,9 @@ def test_a_race_on_loopback_gives_every_row_and_a_picture(
     metrics = {row.metric for row in rows}
     assert {"time to DDP's loss", "bytes sent a step", "bytes off the formula"} <= metrics
     assert (tmp_path / "shoal-runs" / "exchange-tiny-1gbit.svg").stat().st_size > 0
+
+
+def test_what_a_docstring_shows_is_what_one_gets() -> None:
+    outcome = doctest.testmod(results)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0

@@ -1,8 +1,7 @@
-"""The one form every benchmark of the project is written in, on disk and on screen.
+"""The report that every benchmark writes: a header, and a list of results with their thresholds.
 
-A report is a header (who measured what, where, with which versions and seeds) and a list of
-results. A result carries its own target, so that a file can be judged without the code that
-made it. ``from_json(to_json(report)) == report``, and whatever does not fit the form is refused.
+A result carries its own threshold, so that a file can be judged without the code that wrote it.
+``from_json(to_json(report)) == report``; a file that does not have exactly these fields is refused.
 """
 
 from __future__ import annotations
@@ -25,26 +24,28 @@ _RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_BAR = re.compile(r"(<=|>=|<|>)\s*(\S+)")
+_THRESHOLD = re.compile(r"(<=|>=|<|>)\s*(\S+)")
+_KEYS = {"threshold": "bar", "passes": "holds"}  # field -> its key in files, old and new alike
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 class Interval(NamedTuple):
-    """Where the number probably lies; ``statistics`` says how probably."""
+    """A confidence interval."""
 
     low: float
     high: float
 
     @property
     def half_width(self) -> float:
-        """Half the distance from end to end."""
+        """Half the distance from ``low`` to ``high``."""
         return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A target: ``<= 1.02``.
+class Threshold:
+    """A limit that a number must keep: ``<= 1.02``.
 
-    >>> Bar.parse("<= 1.02").met(1.03), Bar.parse("<= 1.02").met(1.03, slack=0.02)
+    >>> Threshold.parse("<= 1.02").met(1.03), Threshold.parse("<= 1.02").met(1.03, slack=0.02)
     (False, True)
     """
 
@@ -52,21 +53,20 @@ class Bar:
     limit: float
 
     @classmethod
-    def parse(cls, text: str) -> Bar:
-        """The bar that prints as ``text``."""
-        match = _BAR.fullmatch(text.strip()) if isinstance(text, str) else None
+    def parse(cls, text: str) -> Threshold:
+        """Return the threshold that prints as ``text``."""
+        match = _THRESHOLD.fullmatch(text.strip()) if isinstance(text, str) else None
         try:
             limit = float(match[2]) if match else math.nan
         except ValueError:
             limit = math.nan
         if match is None or not math.isfinite(limit):
-            raise BadArgument(
-                f"Bar.parse({text!r})", 'a bar is one of <=, >=, <, > and a number: "<= 1.02"'
-            )
+            why = 'a threshold is one of <=, >=, <, > and a number: "<= 1.02"'
+            raise BadArgument(f"Threshold.parse({text!r})", why)
         return cls(match[1], limit)
 
     def met(self, number: float, *, slack: float = 0.0) -> bool:
-        """Whether ``number`` keeps the bar after the bar has been widened by ``slack``."""
+        """Return whether ``number`` meets the threshold after widening it by ``slack``."""
         widened = self.limit + slack if self.relation.startswith("<") else self.limit - slack
         return _RELATIONS[self.relation](number, widened)
 
@@ -76,10 +76,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Result:
-    """One number that was measured, and what it was held against.
+    """One measured number, and what it was compared with.
 
-    ``interval`` and ``bar`` speak of the ratio where there is one, else of the value. A bar with
-    ``holds`` None means that the control was too noisy for a verdict.
+    ``interval`` and ``threshold`` refer to the ratio where there is one, else to the value. A
+    threshold with ``passes`` None is inconclusive: the control was too noisy for a verdict.
 
     Attributes:
         case: what was measured, such as the model.
@@ -89,8 +89,8 @@ class Result:
         against: the peer or bound measured in the same run.
         ratio: value / against; of a timing, the median of paired ratios.
         interval: 95 % confidence interval.
-        bar: the target as text, such as ``<= 1.02``.
-        holds: whether the bar is met.
+        threshold: as text, such as ``<= 1.02``.
+        passes: whether the threshold is met.
     """
 
     case: str
@@ -100,8 +100,8 @@ class Result:
     against: str | None = None
     ratio: float | None = None
     interval: Interval | None = None
-    bar: str | None = None
-    holds: bool | None = None
+    threshold: str | None = None
+    passes: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("case", "metric"):
@@ -114,20 +114,20 @@ class Result:
             raise _misfit("ratio", "needs against, and against needs ratio")
         if self.interval is not None and not self.interval.low <= self.interval.high:
             raise _misfit("interval", f"{tuple(self.interval)} does not rise from low to high")
-        if self.bar is not None:
-            Bar.parse(self.bar)
-        elif self.holds is not None:
-            raise _misfit("holds", "needs a bar to hold against")
+        if self.threshold is not None:
+            Threshold.parse(self.threshold)
+        elif self.passes is not None:
+            raise _misfit(_KEYS["passes"], f"needs a threshold, the field {_KEYS['threshold']}")
 
     @property
-    def undecided(self) -> bool:
-        """There is a bar, and the noise allowed no verdict on it."""
-        return self.bar is not None and self.holds is None
+    def inconclusive(self) -> bool:
+        """Whether there is a threshold, and the noise allowed no verdict on it."""
+        return self.threshold is not None and self.passes is None
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What it was measured on."""
+    """The machine of a measurement."""
 
     cpu: str
     cores: int
@@ -137,7 +137,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Header:
-    """Who measured what, when, on what, with which versions and seeds."""
+    """Suite, commit, date, machine, versions and seeds of a report."""
 
     suite: str
     commit: str
@@ -157,7 +157,7 @@ class Header:
             raise _misfit("date", f"{self.date!r} is not an ISO 8601 date with its time zone")
         missing = {"python", "torch", "shoal"} - set(self.versions)
         if missing:
-            raise _misfit("versions", f"must tell those of {', '.join(sorted(missing))}")
+            raise _misfit("versions", f"must contain {', '.join(sorted(missing))}")
 
 
 @dataclass(frozen=True)
@@ -169,18 +169,20 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1: a bar does not hold; 3: a bar without verdict; 0: every bar holds."""
-        if any(result.holds is False for result in self.results):
+        """1: a threshold is not met; 3: none fails, but one is inconclusive; 0: all are met."""
+        if any(result.passes is False for result in self.results):
             return 1
-        return 3 if any(result.undecided for result in self.results) else 0
+        return 3 if any(result.inconclusive for result in self.results) else 0
 
     def to_json(self) -> str:
-        """The report as JSON text, its keys in the order of the form."""
-        return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False) + "\n"
+        """Return the report as JSON text, its keys in the order of the fields."""
+        tree = dataclasses.asdict(self)
+        tree["results"] = [{_KEYS.get(k, k): v for k, v in row.items()} for row in tree["results"]]
+        return json.dumps(tree, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report that ``text`` holds; anything else is refused with the place named."""
+        """Return the report that ``text`` contains; a BadArgument names what does not fit."""
         try:
             tree = json.loads(text)
         except ValueError as error:
@@ -208,21 +210,19 @@ def _result(index: int, row: Any) -> Result:
     return Result(**fields)
 
 
-_KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
-
-
 def _fields(where: str, tree: Any, kind: type) -> dict[str, Any]:
-    """The members of a JSON object, which must be exactly the fields of ``kind``."""
+    """Return the members of a JSON object, which must be exactly the fields of ``kind``."""
     _typed(where, tree, dict)
     declared = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    if tree.keys() != declared.keys():
-        odd = sorted(tree.keys() ^ declared.keys())
-        raise _misfit(where, f"must have exactly {', '.join(declared)}; differs in {odd}")
-    for name, text in declared.items():
-        base, _, optional = text.partition(" | ")
-        if base in _KINDS and not (optional and tree[name] is None):
-            _typed(f"{where}.{name}", tree[name], _KINDS[base])
-    return dict(tree)
+    keys = {_KEYS.get(name, name): name for name in declared}
+    if tree.keys() != keys.keys():
+        odd = sorted(tree.keys() ^ keys.keys())
+        raise _misfit(where, f"must have exactly {', '.join(keys)}; differs in {odd}")
+    for key, name in keys.items():
+        base, _, optional = declared[name].partition(" | ")
+        if base in _TYPES and not (optional and tree[key] is None):
+            _typed(f"{where}.{key}", tree[key], _TYPES[base])
+    return {name: tree[key] for key, name in keys.items()}
 
 
 def _typed(where: str, value: Any, kind: type) -> Any:

@@ -1,8 +1,8 @@
-"""What the suite ``collectives`` times: each collective as a call without arguments, on any group.
+"""The collectives that the suite times, each as a call without arguments, on any process group.
 
-The size of a message is what one rank holds of the larger side: the whole tensor of all_reduce and
-broadcast, the gathered list of all_gather, the list before reduce_scatter. Bus bandwidth then
-counts the bytes that must pass a rank's link at least, as nccl-tests does: it compares over ranks.
+The size of a message is that of the larger side on one rank: the whole tensor of all_reduce and
+broadcast, the output of all_gather, the input of reduce_scatter. Bus bandwidth counts the bytes
+that must cross a rank's link at least, as nccl-tests does, so it is comparable across rank counts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One collective.
+class TorchCollective:
+    """One collective of torch.distributed.
 
     Attributes:
-        name: what torch calls it.
-        prepare: from a group and a size in numbers, the call.
-        traffic: bytes over a link per byte of message, for a number of ranks.
+        name: torch's name of it.
+        prepare: takes a group and a number of elements; returns the call.
+        traffic: takes the number of ranks; returns bytes over a link per byte of message.
     """
 
     name: str
@@ -56,13 +56,13 @@ def _broadcast(group: Group, numel: int) -> Call:
 
 
 def _parts(group: Group, numel: int) -> tuple[Tensor, list[Tensor]]:
-    """One part, and a list with one for each rank."""
+    """Return one part, and a list with one part for each rank."""
     size = dist.get_world_size(group)
     return torch.zeros(numel // size), [torch.zeros(numel // size) for _ in range(size)]
 
 
 def _flat(group: Group, numel: int) -> tuple[Tensor, Tensor]:
-    """One part, and the parts of all in one tensor."""
+    """Return one part, and one tensor with the parts of all ranks."""
     size = dist.get_world_size(group)
     return torch.zeros(numel // size), torch.zeros(numel // size * size)
 
@@ -94,18 +94,18 @@ def _all_to_all(group: Group, numel: int) -> Call:
 
 def _gather(group: Group, numel: int) -> Call:
     part, parts = _parts(group, numel)
-    mine = parts if dist.get_rank(group) == 0 else None
-    return partial(dist.gather, part, mine, group_dst=0, group=group)
+    at_root = parts if dist.get_rank(group) == 0 else None
+    return partial(dist.gather, part, at_root, group_dst=0, group=group)
 
 
 def _scatter(group: Group, numel: int) -> Call:
     part, parts = _parts(group, numel)
-    mine = parts if dist.get_rank(group) == 0 else None
-    return partial(dist.scatter, part, mine, group_src=0, group=group)
+    at_root = parts if dist.get_rank(group) == 0 else None
+    return partial(dist.scatter, part, at_root, group_src=0, group=group)
 
 
-def _message(group: Group, numel: int) -> Call:
-    """There and back between two ranks; the others look on."""
+def _send_recv(group: Group, numel: int) -> Call:
+    """Return a call that sends from rank 0 to 1 and back; other ranks do nothing."""
     x, rank = torch.zeros(numel // 2), dist.get_rank(group)
 
     def call() -> None:
@@ -119,11 +119,11 @@ def _message(group: Group, numel: int) -> Call:
     return call
 
 
-def _whole(ranks: int) -> float:
+def _full(ranks: int) -> float:
     return 1.0
 
 
-def _share(ranks: int) -> float:
+def _one_way(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
@@ -131,19 +131,19 @@ def _both_ways(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-IN_PLACE = Collective("all_reduce of a shared bucket", _bucket, _both_ways)
-ALL_REDUCE = Collective("all_reduce", _all_reduce, _both_ways)
+IN_PLACE = TorchCollective("all_reduce of a shared bucket", _bucket, _both_ways)
+ALL_REDUCE = TorchCollective("all_reduce", _all_reduce, _both_ways)
 COLLECTIVES = (
     ALL_REDUCE,
     IN_PLACE,
-    Collective("broadcast", _broadcast, _whole),
-    Collective("reduce", _reduce, _whole),
-    Collective("all_gather", _all_gather, _share),
-    Collective("all_gather_single", _all_gather_flat, _share),
-    Collective("reduce_scatter", _reduce_scatter, _share),
-    Collective("reduce_scatter_single", _reduce_scatter_flat, _share),
-    Collective("all_to_all_single", _all_to_all, _share),
-    Collective("gather", _gather, _share),
-    Collective("scatter", _scatter, _share),
-    Collective("send and recv", _message, _whole),
+    TorchCollective("broadcast", _broadcast, _full),
+    TorchCollective("reduce", _reduce, _full),
+    TorchCollective("all_gather", _all_gather, _one_way),
+    TorchCollective("all_gather_single", _all_gather_flat, _one_way),
+    TorchCollective("reduce_scatter", _reduce_scatter, _one_way),
+    TorchCollective("reduce_scatter_single", _reduce_scatter_flat, _one_way),
+    TorchCollective("all_to_all_single", _all_to_all, _one_way),
+    TorchCollective("gather", _gather, _one_way),
+    TorchCollective("scatter", _scatter, _one_way),
+    TorchCollective("send and recv", _send_recv, _full),
 )

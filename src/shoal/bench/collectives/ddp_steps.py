@@ -1,4 +1,4 @@
-"""A training step of DDP on the shoal backend against the same on gloo, in the same workers."""
+"""Time a training step of DDP on the shoal backend against one on gloo, in the same workers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.bench.blocks import keep_memory, slowest
-from shoal.bench.form import Bar, Result
-from shoal.bench.statistics import ORDERS, Timings, compare, judged
-from shoal.bench.suites import Settings
+from shoal.bench.blocks import keep_memory
+from shoal.bench.report import Result, Threshold
+from shoal.bench.statistics import ORDERS, Timings, compare, lenient_verdict, slowest
+from shoal.bench.suites import BenchSettings
 from shoal.models import gpt, mlp
 from shoal.testing.processes import run_workers
 
 _BLOCKS, _WARM_UP = 48, 3
-_BARS = {"mlp of 25 M": "<= 0.75", "small gpt": "<= 1"}
+_THRESHOLDS = {"mlp of 25 M": "<= 0.75", "small gpt": "<= 1"}
 
 
 def _mlp() -> tuple[nn.Module, Tensor, Tensor]:
@@ -40,22 +40,22 @@ _MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor]]] = {
 }
 
 
-def steps(settings: Settings) -> Iterator[Result]:
-    """Two rows a model: against gloo, and gloo's twin against itself, the control."""
-    for done, (name, bar) in enumerate(_BARS.items()):
-        settings.progress(f"DDP: {name}", done, len(_BARS))
+def steps(settings: BenchSettings) -> Iterator[Result]:
+    """Yield for each model shoal against gloo, then the control, gloo's twin against gloo."""
+    for done, (name, threshold) in enumerate(_THRESHOLDS.items()):
+        settings.progress(f"DDP: {name}", done, len(_THRESHOLDS))
         workers = run_workers(2, time_steps, name, _BLOCKS, seconds=900)
-        timings = Timings(*(slowest(found) for found in zip(*workers, strict=True)))
-        found, case = compare(timings), f"{name}, 2 workers"
-        seconds = median(timings.subject)
-        row = Result(case, "step time of DDP", 1e3 * seconds, "ms", "DDP on gloo", 1.0)
-        ratio, control = found.ratio, found.control
+        timings = Timings(*(slowest(seconds) for seconds in zip(*workers, strict=True)))
+        paired, case = compare(timings), f"{name}, 2 workers"
+        ratio, control = paired.ratio, paired.control
+        milliseconds = 1e3 * median(timings.subject)
+        row = Result(case, "step time of DDP", milliseconds, "ms", "DDP on gloo", 1.0)
         yield replace(
             row,
             ratio=ratio.value,
             interval=ratio.interval,
-            bar=bar,
-            holds=judged(Bar.parse(bar), ratio, control),
+            threshold=threshold,
+            passes=lenient_verdict(Threshold.parse(threshold), ratio, control),
         )
         yield replace(
             row,
@@ -67,7 +67,7 @@ def steps(settings: Settings) -> Iterator[Result]:
 
 
 def time_steps(name: str, blocks: int) -> list[list[float]]:
-    """What a worker does: seconds a step on shoal, on gloo, and on gloo again, block by block."""
+    """Return seconds per step on shoal, on gloo, and on gloo again, block by block."""
     from shoal.wire.shm import register
 
     keep_memory()

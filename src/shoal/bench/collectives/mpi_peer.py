@@ -1,11 +1,11 @@
 """Open MPI as a peer of the suite ``collectives``, where it and mpi4py are installed.
 
-The workers of a measurement are then started by ``mpirun`` instead of being forked: each holds the
-groups of torch and MPI's own world, so that all contenders take turns in the same processes.
-Nothing of Shoal needs MPI; without it the suite says so and measures the others.
+The workers of a measurement are then started by ``mpirun`` instead of being forked. Each has the
+process groups of torch and MPI's own world, so that all contenders take turns in the same
+processes. Nothing in Shoal needs MPI; without it the suite says so and measures the others.
 
-MPI waits by asking again and again. ``mpi_yield_when_idle`` makes it give up the core in between,
-which it needs where ranks share cores; processes are not bound to cores, as nobody else's are.
+MPI waits by polling. ``mpi_yield_when_idle`` makes it yield the core in between, which is necessary
+where ranks share cores. Its processes are not bound to cores, because those of its peers are not.
 """
 
 from __future__ import annotations
@@ -24,46 +24,47 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.bench.collective_calls import Call
+from shoal.bench.collectives.calls import Call
+from shoal.bench.collectives.times import time_blocks
 from shoal.errors import FaultError
 from shoal.testing.processes import free_port
 
 _OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 _SETTINGS = ("--mca", "mpi_yield_when_idle", "1")
-_MAIN = "import sys; from shoal.bench.mpi_peer import work; work(*sys.argv[1:])"
+_MAIN = "import sys; from shoal.bench.collectives.mpi_peer import work; work(*sys.argv[1:])"
 _SECONDS, _TRIAL_SECONDS = 1800, 60
 
 
-class Found(NamedTuple):
-    """What there is of MPI: its name with the version, or why it cannot be measured."""
+class MpiInstallation(NamedTuple):
+    """MPI's name with its version, or why it cannot be measured."""
 
     name: str = ""
     why_not: str = ""
 
 
 @lru_cache(maxsize=1)
-def find() -> Found:
+def find_mpi() -> MpiInstallation:
     """Look for Open MPI and mpi4py, and try them."""
     if find_spec("mpi4py") is None:
-        return Found(why_not="mpi4py is not installed (pip install mpi4py)")
+        return MpiInstallation(why_not="mpi4py is not installed (pip install mpi4py)")
     if shutil.which("mpirun") is None:
-        return Found(why_not="there is no mpirun (Debian: apt-get install openmpi-bin)")
-    told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-    version = re.search(r"Open MPI\)? v?([\d.]+)", told)
+        return MpiInstallation(why_not="there is no mpirun (Debian: apt-get install openmpi-bin)")
+    output = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"Open MPI\)? v?([\d.]+)", output)
     if version is None:
-        return Found(why_not="mpirun is not that of Open MPI")
+        return MpiInstallation(why_not="mpirun is not that of Open MPI")
     try:
         _mpirun(2, "import mpi4py.MPI", seconds=_TRIAL_SECONDS)
     except FaultError as error:
-        return Found(why_not=str(error))
-    return Found(name=f"Open MPI {version[1]}")
+        return MpiInstallation(why_not=str(error))
+    return MpiInstallation(name=f"Open MPI {version[1]}")
 
 
 def launch(ranks: int, nbytes: int, blocks: int) -> list[list[dict[str, list[float]]]]:
-    """Run ``collective_times.time_blocks`` with MPI on ``ranks`` workers; what each returned.
+    """Run ``times.time_blocks`` with MPI on ``ranks`` workers; return what each returned.
 
     Raises:
-        FaultError: the workers failed; the end of what they wrote is told.
+        FaultError: the workers failed; it contains the end of their output.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-mpi-") as folder:
         _mpirun(ranks, _MAIN, str(nbytes), str(blocks), folder, seconds=_SECONDS)
@@ -73,54 +74,52 @@ def launch(ranks: int, nbytes: int, blocks: int) -> list[list[dict[str, list[flo
 
 def _mpirun(ranks: int, code: str, *words: str, seconds: float) -> None:
     command = ["mpirun", "-n", str(ranks), *_OPTIONS, *_SETTINGS, sys.executable, "-c", code]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [*command, *words],
-        env={**os.environ, **place},
+        env={**os.environ, **store},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     ) as running:
         try:
-            told, _ = running.communicate(timeout=seconds)
+            output, _ = running.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             raise FaultError(f"mpirun -n {ranks} did not end within {seconds:g} s") from None
         finally:
             running.terminate()  # it takes its workers with it; killed, it would not
     if running.returncode:
-        own = told.partition("-----")[0].strip() or told.strip()  # before mpirun's own epilogue
+        own = output.partition("-----")[0].strip() or output.strip()  # before mpirun's epilogue
         tail = " / ".join(own.splitlines()[-8:])
         raise FaultError(f"mpirun -n {ranks} ended with {running.returncode}: {tail}")
 
 
 def work(nbytes: str, blocks: str, folder: str) -> None:
-    """What a worker under ``mpirun`` does: time all contenders, and leave the times in a file."""
+    """Time all contenders in a worker of ``mpirun``, and write the times to a file."""
     mpi: Any = import_module("mpi4py.MPI")
     world = mpi.COMM_WORLD
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
     import torch
     import torch.distributed as dist
 
-    from shoal.bench.collective_times import time_blocks
-
     torch.set_num_threads(1)
-    found = time_blocks(int(nbytes), int(blocks), partial(prepare, mpi))
-    Path(folder, f"{world.rank}.json").write_text(json.dumps(found), "utf-8")
+    times = time_blocks(int(nbytes), int(blocks), partial(prepare, mpi))
+    Path(folder, f"{world.rank}.json").write_text(json.dumps(times), "utf-8")
     dist.destroy_process_group()
 
 
 def prepare(mpi: Any, name: str, numel: int) -> Call:
-    """The MPI call that does what a collective of torch does, on ``numel`` numbers.
+    """Return MPI's call of a collective of torch, on ``numel`` elements.
 
-    MPI knows only flat buffers: the forms of torch with lists are held against these, and an
-    all_reduce of a shared bucket against the one there is.
+    MPI has only flat buffers, so torch's forms with lists are compared with these, and an
+    all_reduce of a shared bucket with MPI's only Allreduce.
     """
     return _CALLS[name](mpi, numel, numel // mpi.COMM_WORLD.size)
 
 
 def _buffer(mpi: Any, numel: int) -> list[Any]:
-    """Zeros, as MPI wants them described."""
+    """Return zeros, in the form that mpi4py takes."""
     import torch
 
     return [mpi.buffer(torch.zeros(numel)), mpi.FLOAT]
@@ -136,8 +135,8 @@ def _broadcast(mpi: Any, numel: int, each: int) -> Call:
 
 def _reduce(mpi: Any, numel: int, each: int) -> Call:
     x, world = _buffer(mpi, numel), mpi.COMM_WORLD
-    given, taken = (mpi.IN_PLACE, x) if world.rank == 0 else (x, None)
-    return partial(world.Reduce, given, taken, mpi.SUM, 0)
+    buffers = (mpi.IN_PLACE, x) if world.rank == 0 else (x, None)
+    return partial(world.Reduce, *buffers, mpi.SUM, 0)
 
 
 def _all_gather(mpi: Any, numel: int, each: int) -> Call:
@@ -152,8 +151,8 @@ def _reduce_scatter(mpi: Any, numel: int, each: int) -> Call:
 
 
 def _all_to_all(mpi: Any, numel: int, each: int) -> Call:
-    given, taken = (_buffer(mpi, each * mpi.COMM_WORLD.size) for _ in range(2))
-    return partial(mpi.COMM_WORLD.Alltoall, given, taken)
+    buffers = (_buffer(mpi, each * mpi.COMM_WORLD.size) for _ in range(2))
+    return partial(mpi.COMM_WORLD.Alltoall, *buffers)
 
 
 def _gather(mpi: Any, numel: int, each: int) -> Call:
@@ -168,7 +167,7 @@ def _scatter(mpi: Any, numel: int, each: int) -> Call:
     return partial(world.Scatter, whole, _buffer(mpi, each), 0)
 
 
-def _message(mpi: Any, numel: int, each: int) -> Call:
+def _send_recv(mpi: Any, numel: int, each: int) -> Call:
     x, world = _buffer(mpi, numel // 2), mpi.COMM_WORLD
 
     def call() -> None:
@@ -194,5 +193,5 @@ _CALLS: dict[str, Callable[[Any, int, int], Call]] = {
     "all_to_all_single": _all_to_all,
     "gather": _gather,
     "scatter": _scatter,
-    "send and recv": _message,
+    "send and recv": _send_recv,
 }

@@ -1,14 +1,18 @@
 """Suite ``collectives``: the shoal backend against gloo, Open MPI and a copy of the message.
 
-How they are timed is in ``collective_times``, how MPI joins in, where it is, in ``mpi_peer``.
+Module ``times`` measures; ``mpi_peer`` adds Open MPI where it is installed.
 
-Bars, of the ratio of times: an all_reduce at 64 KB and above takes at most a third of gloo's time,
-of a shared bucket at most a fifth; of a bucket of 64 MB at most 2.5 (2 ranks) or 3.5 (4 ranks)
-copies; nothing is slower than gloo; at 1 MB and above no all_reduce is slower than MPI's (the other
-collectives are told next to MPI's). A step of DDP takes at most 0.75 of gloo's on a large model,
-never more than 1. A twin, shoal against itself, is the A/A control of every point: its half-width
-widens the bar by as large a part; over ``MAX_HALF_WIDTH`` there is a verdict only where the whole
-interval of the ratio lies on one side of the bar.
+Thresholds, all of ratios of times:
+
+* all_reduce of 64 KB and more: a third of gloo's time; of a shared bucket, a fifth;
+* of a bucket of 64 MB: 2.5 (2 ranks) or 3.5 (4 ranks) copies;
+* no collective is slower than gloo;
+* of 1 MB and more, no all_reduce is slower than MPI's (other collectives are only reported);
+* a step of DDP: 0.75 of gloo's on a large model, 1 on a small one.
+
+The A/A control of every case is a twin: shoal against itself. Its half-width widens the threshold
+by the same share. Above ``MAX_HALF_WIDTH`` there is a verdict only where the whole interval of the
+ratio lies on one side of the threshold.
 """
 
 from __future__ import annotations
@@ -17,58 +21,57 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 
-from shoal.bench.collective_calls import ALL_REDUCE, COLLECTIVES, IN_PLACE, Collective
-from shoal.bench.collective_plots import draw
-from shoal.bench.collective_times import COPY, GLOO, MPI, SHOAL, TWIN, Times, measure
-from shoal.bench.form import Bar, Result
+from shoal.bench.collectives import mpi_peer
+from shoal.bench.collectives.calls import ALL_REDUCE, COLLECTIVES, IN_PLACE
+from shoal.bench.collectives.ddp_steps import steps
+from shoal.bench.collectives.times import COPY, GLOO, MPI, SHOAL, TWIN, Times, time_blocks
+from shoal.bench.plot import write_plot
+from shoal.bench.report import Report, Result, Threshold
 from shoal.bench.statistics import (
     MAX_HALF_WIDTH,
     MIN_BLOCKS,
     estimate,
+    interval_verdict,
     paired_ratios,
-    settled,
+    slowest,
 )
-from shoal.bench.suites import Settings, Suite, machine
+from shoal.bench.suites import BenchSettings, Suite, machine
 from shoal.errors import BadArgument
+from shoal.testing.processes import run_workers
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = tuple(4 * KB * 4**i for i in range(8))  # 4 KB .. 64 MB
 RANKS = (2, 4)
 MOST_RANKS = 64
-_BARRED = (64 * KB, MB, 16 * MB, 64 * MB)
+_STRICT_SIZES = (64 * KB, MB, 16 * MB, 64 * MB)
 _COPIES = {2: "<= 2.5", 4: "<= 3.5"}  # of a bucket of 64 MB
-_HELD = 10  # messages that a worker holds at most, all contenders' together
+_BUFFERS = 10  # messages in a worker's memory at most, of all contenders together
 _UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]?B)", re.IGNORECASE)
+_TIME, _BANDWIDTH = ": time", ": bus bandwidth"
+_CASE = re.compile(r"(\d+) (B|KB|MB|GB), (\d+) ranks")  # does not match a control's case
 
 
 @dataclass(frozen=True)
-class Point:
-    """What one set of timings is of.
-
-    Attributes:
-        name: of the collective.
-        nbytes: of the message.
-        ranks: how many take part.
-    """
+class CollectiveCase:
+    """One collective, the bytes of its message, and the number of ranks."""
 
     name: str
     nbytes: int
     ranks: int
 
-    @property
-    def case(self) -> str:
-        """For the report."""
-        return f"{spell(self.nbytes)}, {self.ranks} ranks"
+    def __str__(self) -> str:
+        return f"{size_text(self.nbytes)}, {self.ranks} ranks"
 
 
-Measured = tuple[Point, Times]
+Measured = tuple[CollectiveCase, Times]
 
 
-def spell(nbytes: int) -> str:
-    """A size as one says it."""
+def size_text(nbytes: int) -> str:
+    """Return a size with its unit, as in ``4 KB``."""
     for unit in ("GB", "MB", "KB"):
         if nbytes >= _UNITS[unit] and nbytes % _UNITS[unit] == 0:
             return f"{nbytes // _UNITS[unit]} {unit}"
@@ -76,7 +79,7 @@ def spell(nbytes: int) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """The sizes that ``4KB:64MB`` means, in steps of four; one alone means itself.
+    """Return the sizes from ``4KB:64MB``, in steps of four, or of ``4KB`` alone.
 
     >>> parse_sizes("4KB:64KB")
     (4096, 16384, 65536)
@@ -95,7 +98,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """The numbers of ranks that ``2,4`` means.
+    """Return the numbers of ranks in ``2,4``.
 
     >>> parse_ranks("2, 4")
     (2, 4)
@@ -112,117 +115,164 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
-    """The suite for these ranks and sizes; its usual ones where none are given.
+    """Return the suite for these ranks and sizes; for its usual ones where none are passed.
 
     Args:
-        ranks: how many take part; 2, then 4.
+        ranks: numbers of ranks; 2 and 4.
         sizes: of messages in bytes; 4 KB to 64 MB.
 
     Raises:
-        BadArgument: the largest message does not fit this machine's memory as often as needed.
+        BadArgument: the messages of all ranks do not fit this machine's memory.
     """
     largest, most = max(sizes, default=0), max(ranks, default=max(RANKS))
     memory = machine().memory_nbytes
-    if memory and _HELD * largest * most > memory:
+    if memory and _BUFFERS * largest * most > memory:
         raise BadArgument(
-            f"--sizes up to {spell(largest)}",
-            f"{most} ranks would hold {_HELD * largest * most / 2**30:.0f} GB together, and this "
+            f"--sizes up to {size_text(largest)}",
+            f"{most} ranks need {_BUFFERS * largest * most / 2**30:.0f} GB together, and this "
             f"machine has {memory / 2**30:.0f}; ask for smaller messages or fewer ranks",
         )
     return replace(SUITE, run=partial(run, ranks=ranks, sizes=sizes))
 
 
 def run(
-    settings: Settings, ranks: Sequence[int] = (), sizes: Sequence[int] = ()
+    settings: BenchSettings, ranks: Sequence[int] = (), sizes: Sequence[int] = ()
 ) -> Iterator[Result]:
-    """Every measurement of the suite; DDP's steps too, unless ranks or sizes are chosen."""
-    from shoal.bench import mpi_peer
-
-    peer = mpi_peer.find().name
+    """Yield every result; steps of DDP too, unless ranks or sizes are chosen."""
+    peer = mpi_peer.find_mpi().name
     chosen = sizes or (SIZES[::2][:3] if settings.quick else SIZES)
     counts = ranks or (RANKS[:1] if settings.quick else RANKS)
     plan = [(count, nbytes) for count in counts for nbytes in chosen]
     measured: list[Measured] = []
     for done, (count, nbytes) in enumerate(plan):
-        settings.progress(f"{count} ranks, {spell(nbytes)}", done, len(plan))
+        settings.progress(f"{count} ranks, {size_text(nbytes)}", done, len(plan))
         blocks = MIN_BLOCKS if settings.quick or nbytes > MB else 2 * MIN_BLOCKS
-        found = measure(count, nbytes, blocks, mpi=bool(peer))
-        measured += [(Point(name, nbytes, count), times) for name, times in found.items()]
+        by_name = measure(count, nbytes, blocks, mpi=bool(peer))
+        measured += [
+            (CollectiveCase(name, nbytes, count), times) for name, times in by_name.items()
+        ]
     for collective in COLLECTIVES:
         yield from rows([item for item in measured if item[0].name == collective.name], peer)
     if not (settings.quick or ranks or sizes):
-        from shoal.bench.ddp_steps import steps
-
         yield from steps(settings)
 
 
-SUITE = Suite("collectives", "the shoal backend against gloo, Open MPI and a copy", run, draw)
+def measure(ranks: int, nbytes: int, blocks: int, *, mpi: bool = False) -> dict[str, Times]:
+    """Time every collective for one size, in one set of workers; return times by its name.
+
+    Args:
+        ranks: number of workers.
+        nbytes: of the message.
+        blocks: how often each contender is timed.
+        mpi: start the workers by ``mpirun``, so that MPI is a contender too.
+    """
+    if mpi:
+        workers = mpi_peer.launch(ranks, nbytes, blocks)
+    else:
+        workers = run_workers(ranks, time_blocks, nbytes, blocks, seconds=1800)
+    times: dict[str, Times] = {}
+    for collective, each in zip(COLLECTIVES, zip(*workers, strict=True), strict=True):
+        times[collective.name] = {who: slowest([one[who] for one in each]) for who in each[0]}
+    return times
 
 
 def rows(measured: Sequence[Measured], peer: str) -> Iterator[Result]:
-    """A table against each peer, of all sizes; then the control."""
-    yield from (timed(*item, GLOO, "gloo") for item in measured)
-    yield from (timed(*item, MPI, peer) for item in measured if MPI in item[1])
-    yield from (spaced(*item) for item in measured)
-    yield from (control(*item) for item in measured)
+    """Yield a table of all sizes against each peer, then the controls."""
+    yield from (time_row(*item, GLOO, "gloo") for item in measured)
+    yield from (time_row(*item, MPI, peer) for item in measured if MPI in item[1])
+    yield from (bandwidth_row(*item) for item in measured)
+    yield from (control_row(*item) for item in measured)
 
 
-def timed(point: Point, times: Times, who: str, peer: str) -> Result:
-    """The time of a call, against a peer's."""
-    bar = gloo_bar(point) if who == GLOO else mpi_bar(point)
+def time_row(case: CollectiveCase, times: Times, who: str, peer: str) -> Result:
+    """Return the time of a call, against a peer's."""
+    threshold = gloo_threshold(case) if who == GLOO else mpi_threshold(case)
     ours = 1e6 * median(times[SHOAL])
-    row = Result(point.case, f"{point.name}: time", ours, "us", peer, 1.0)
-    return _held(row, times, who, bar)
+    row = Result(str(case), f"{case.name}{_TIME}", ours, "us", peer, 1.0)
+    return _with_verdict(row, times, who, threshold)
 
 
-def spaced(point: Point, times: Times) -> Result:
-    """The bus bandwidth of a call; its time, against that of a copy."""
-    bandwidth = _collective(point).traffic(point.ranks) * point.nbytes / median(times[SHOAL]) / 1e9
-    row = Result(point.case, f"{point.name}: bus bandwidth", bandwidth, "GB/s", "a copy", 1.0)
-    return _held(row, times, COPY, copy_bar(point))
+def bandwidth_row(case: CollectiveCase, times: Times) -> Result:
+    """Return the bus bandwidth of a call, and its time against that of a copy."""
+    collective = next(each for each in COLLECTIVES if each.name == case.name)
+    bandwidth = collective.traffic(case.ranks) * case.nbytes / median(times[SHOAL]) / 1e9
+    row = Result(str(case), f"{case.name}{_BANDWIDTH}", bandwidth, "GB/s", "a copy", 1.0)
+    return _with_verdict(row, times, COPY, copy_threshold(case))
 
 
-def control(point: Point, times: Times) -> Result:
-    """A/A: how far apart equals seem to be."""
+def control_row(case: CollectiveCase, times: Times) -> Result:
+    """Return the A/A control: the twin against shoal."""
     seconds = 1e6 * median(times[TWIN])
-    row = Result(f"{point.case}, A/A", f"{point.name}: time", seconds, "us", "itself", 1.0)
-    found = estimate(paired_ratios(times[TWIN], times[SHOAL]))
-    return replace(row, ratio=found.value, interval=found.interval)
+    row = Result(f"{case}, A/A", f"{case.name}{_TIME}", seconds, "us", "itself", 1.0)
+    ratio = estimate(paired_ratios(times[TWIN], times[SHOAL]))
+    return replace(row, ratio=ratio.value, interval=ratio.interval)
 
 
-def _collective(point: Point) -> Collective:
-    return next(each for each in COLLECTIVES if each.name == point.name)
-
-
-def _held(row: Result, times: Times, who: str, bar: str | None) -> Result:
-    """The row with its ratio, and the verdict on it."""
+def _with_verdict(row: Result, times: Times, who: str, threshold: str | None) -> Result:
+    """Return the row with its ratio, threshold and verdict."""
     ratio = estimate(paired_ratios(times[SHOAL], times[who]))
     noise = estimate(paired_ratios(times[TWIN], times[SHOAL])).interval.half_width
-    holds = None
-    if bar is not None:
-        target = Bar.parse(bar)
-        kept = target.met(ratio.value, slack=noise * target.limit)  # noise is a part of the time
-        holds = kept if noise <= MAX_HALF_WIDTH else settled(target, ratio)
-    return replace(row, ratio=ratio.value, interval=ratio.interval, bar=bar, holds=holds)
+    passes = None
+    if threshold is not None:
+        limit = Threshold.parse(threshold)
+        if noise <= MAX_HALF_WIDTH:
+            passes = limit.met(ratio.value, slack=noise * limit.limit)  # noise is a share of time
+        else:
+            passes = interval_verdict(limit, ratio)
+    return replace(
+        row, ratio=ratio.value, interval=ratio.interval, threshold=threshold, passes=passes
+    )
 
 
-def gloo_bar(point: Point) -> str:
-    """Of the time, as a part of gloo's."""
-    if point.nbytes in _BARRED and point.name == ALL_REDUCE.name:
+def gloo_threshold(case: CollectiveCase) -> str:
+    """Return the threshold of the time divided by gloo's."""
+    if case.nbytes in _STRICT_SIZES and case.name == ALL_REDUCE.name:
         return "<= 0.3333"
-    if point.nbytes in _BARRED and point.name == IN_PLACE.name:
+    if case.nbytes in _STRICT_SIZES and case.name == IN_PLACE.name:
         return "<= 0.2"
     return "<= 1"
 
 
-def mpi_bar(point: Point) -> str | None:
-    """Of the time, as a part of MPI's."""
-    reduces = point.name in (ALL_REDUCE.name, IN_PLACE.name)
-    return "<= 1" if reduces and point.nbytes >= MB else None
+def mpi_threshold(case: CollectiveCase) -> str | None:
+    """Return the threshold of the time divided by MPI's."""
+    reduces = case.name in (ALL_REDUCE.name, IN_PLACE.name)
+    return "<= 1" if reduces and case.nbytes >= MB else None
 
 
-def copy_bar(point: Point) -> str | None:
-    """Of the time, in copies of the message."""
-    if point.name == IN_PLACE.name and point.nbytes == 64 * MB:
-        return _COPIES.get(point.ranks)
+def copy_threshold(case: CollectiveCase) -> str | None:
+    """Return the threshold of the time divided by that of a copy of the message."""
+    if case.name == IN_PLACE.name and case.nbytes == 64 * MB:
+        return _COPIES.get(case.ranks)
     return None
+
+
+Series = dict[str, list[tuple[float, float]]]
+
+
+def draw(report: Report, folder: Path) -> Iterator[Path]:
+    """Plot time over size, one file for each collective and number of ranks."""
+    for (name, ranks), series in plot_series(report).items():
+        path = folder / f"{re.sub('[^a-z_]+', '-', name)}-{ranks}-ranks.svg"
+        write_plot(path, f"{name}, {ranks} ranks", "bytes of the message", "microseconds", series)
+        yield path
+
+
+def plot_series(report: Report) -> dict[tuple[str, str], Series]:
+    """Return (bytes, microseconds) of shoal and of each peer, by collective and ranks."""
+    plots: dict[tuple[str, str], Series] = {}
+    ours: dict[tuple[str, str], float] = {}
+    for row in report.results:
+        case, name = _CASE.fullmatch(row.case), row.metric.partition(": ")[0]
+        if case is None or row.ratio is None or row.against is None:
+            continue
+        nbytes, series = int(case[1]) * _UNITS[case[2]], plots.setdefault((name, case[3]), {})
+        if row.metric.endswith(_TIME) and (name, row.case) not in ours:
+            ours[name, row.case] = row.value
+            series.setdefault("shoal", []).append((nbytes, row.value))
+        if row.metric.endswith((_TIME, _BANDWIDTH)) and (name, row.case) in ours:
+            peer_time = ours[name, row.case] / row.ratio
+            series.setdefault(row.against, []).append((nbytes, peer_time))
+    return plots
+
+
+SUITE = Suite("collectives", "the shoal backend against gloo, Open MPI and a copy", run, draw)
