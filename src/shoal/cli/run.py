@@ -15,7 +15,7 @@ from shoal.errors import UsageError
 if TYPE_CHECKING:
     from shoal.runtime.launcher.options import LaunchOptions
     from shoal.strategy import Strategy
-    from shoal.testbed.plan import Plan
+    from shoal.testbed.plan import TestbedPlan
 
 TABLE_COLUMNS = 120
 
@@ -73,16 +73,16 @@ def start(command: list[str], options: LaunchOptions) -> int:
         options = replace(options, servers=servers, on_death=death)
     if bed is None:
         return launch(command, options)
-    from shoal.testbed.launching import launch_on
+    from shoal.testbed.launch import launch_on
 
     return launch_on(bed, command, options)
 
 
-def testbed_named(hosts: tuple[str, ...]) -> Plan | None:
+def testbed_named(hosts: tuple[str, ...]) -> TestbedPlan | None:
     """The testbed that --hosts names, if it does; see ``shoal testbed``."""
-    from shoal.testbed.launching import named
+    from shoal.testbed.launch import find_testbed
 
-    return named(hosts)
+    return find_testbed(hosts)
 
 
 def refuse_mistyped(context: typer.Context) -> None:

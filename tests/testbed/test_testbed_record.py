@@ -12,9 +12,9 @@ import pytest
 from shoal.cli import main
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import LaunchOptions
-from shoal.testbed import launching, network, record
+from shoal.testbed import launch, network, record
 from shoal.testbed.plan import plan
-from shoal.testbed.record import Record, find, identity, records
+from shoal.testbed.record import TestbedRecord, find, identity, records
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_written_is_found_again() -> None:
-    written = Record(plan(3, "100mbit", "a"), "12 34")
+    written = TestbedRecord(plan(3, "100mbit", "a"), "12 34")
     written.write(new=True)
     assert find("a") == written
     assert records() == (written,)
@@ -32,21 +32,21 @@ def test_what_was_written_is_found_again() -> None:
 
 
 def test_a_second_one_of_the_same_name_loses(own_directory: Path) -> None:
-    Record(plan(2, "1gbit", "a")).write(new=True)
+    TestbedRecord(plan(2, "1gbit", "a")).write(new=True)
     with pytest.raises(FileExistsError):
-        Record(plan(3, "1gbit", "a")).write(new=True)
+        TestbedRecord(plan(3, "1gbit", "a")).write(new=True)
     assert len(find("a").plan.hosts) == 2  # type: ignore[union-attr]
     assert len(list(own_directory.iterdir())) == 1
 
 
 def test_a_record_goes_stale_with_its_owner() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owned = Record(plan(2, "1gbit", "a"), identity(child.pid))
+    owned = TestbedRecord(plan(2, "1gbit", "a"), identity(child.pid))
     assert not owned.stale
     child.communicate(b"\n")
     assert owned.stale
-    assert not Record(plan(2, "1gbit", "a")).stale
-    assert not Record(plan(2, "1gbit", "a"), identity(os.getpid())).stale
+    assert not TestbedRecord(plan(2, "1gbit", "a")).stale
+    assert not TestbedRecord(plan(2, "1gbit", "a"), identity(os.getpid())).stale
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"name": "../x", "hosts": 2}', "\x00"])
@@ -70,7 +70,7 @@ def test_without_the_tools_their_package_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(UsageError, match=r"ip .*iproute2.* and the command tc"):
-        network.why_not()
+        network.require_support()
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_what_will_not_do_is_said_before_anything_is_made(
 def test_list_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["testbed", "list"]) == 0
     assert "no testbed is up" in capsys.readouterr().out
-    Record(plan(3, "100mbit", "a")).write()
-    Record(plan(2, "1gbit", "b"), identity(os.getpid())).write()
-    Record(plan(2, "1gbit", "c"), "1 0").write()
+    TestbedRecord(plan(3, "100mbit", "a")).write()
+    TestbedRecord(plan(2, "1gbit", "b"), identity(os.getpid())).write()
+    TestbedRecord(plan(2, "1gbit", "c"), "1 0").write()
     assert main(["testbed", "list"]) == 0
     a, b, c = capsys.readouterr().out.splitlines()
     assert a == "a: 3 hosts at 100mbit"
@@ -109,11 +109,11 @@ def test_list_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_names_a_testbed_only_where_there_is_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="shoal testbed up"):
-        launching.named(("testbed",))
-    assert launching.named(("elsewhere",)) is None
-    assert launching.named(("a", "b")) is None
-    Record(plan(2, "1gbit", "testbed")).write()
-    found = launching.named(("testbed",))
+        launch.find_testbed(("testbed",))
+    assert launch.find_testbed(("elsewhere",)) is None
+    assert launch.find_testbed(("a", "b")) is None
+    TestbedRecord(plan(2, "1gbit", "testbed")).write()
+    found = launch.find_testbed(("testbed",))
     assert found is not None
     assert found.addresses == ("10.77.0.1", "10.77.0.2")
 
@@ -122,7 +122,7 @@ def test_each_host_is_told_the_same_but_for_its_number_and_directory(tmp_path: P
     options = LaunchOptions(workers=2, strategy="bsp", resume=True, directory=tmp_path)
     bed, typed = plan(2, "1gbit"), ["train.py", "--lr", "1"]
     each = [
-        launching.words(bed, typed, launching.placed(options, rank, "spare"), rank)
+        launch.arguments(bed, typed, launch.options_of(rank, options, "spare"), rank)
         for rank in range(2)
     ]
     differ = {(a, b) for a, b in zip(*each, strict=True) if a != b}
@@ -135,6 +135,6 @@ def test_each_host_is_told_the_same_but_for_its_number_and_directory(tmp_path: P
 
 
 def test_without_a_directory_only_the_first_host_keeps_its_files() -> None:
-    first, second = (launching.placed(LaunchOptions(), rank, "spare") for rank in range(2))
+    first, second = (launch.options_of(rank, LaunchOptions(), "spare") for rank in range(2))
     assert first.directory is None
     assert second.directory == Path("spare/host1")

@@ -1,4 +1,4 @@
-"""``shoal run --hosts testbed``: a launcher on every host of a testbed, as on real machines."""
+"""``shoal run --hosts testbed``: start a launcher on every host, as on real machines."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import LaunchOptions
 from shoal.runtime.launcher.processes import die_with_parent
 from shoal.runtime.world.env import TOKEN
 from shoal.runtime.world.interfaces import IFNAME
-from shoal.testbed.network import QUIET, why_not
-from shoal.testbed.plan import DEFAULT_NAME, DEVICE, Plan, inside
+from shoal.testbed.network import QUIET, require_support
+from shoal.testbed.plan import DEFAULT_NAME, DEVICE, TestbedPlan, inside
 from shoal.testbed.record import find
 
 FOLLOW_SECONDS = 15.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Launcher = subprocess.Popen[bytes]
 
 
-def named(hosts: Sequence[str]) -> Plan | None:
-    """The testbed that ``--hosts`` names, if it names one.
+def find_testbed(hosts: Sequence[str]) -> TestbedPlan | None:
+    """Return the testbed that ``--hosts`` names, if it names one.
 
     Raises:
-        UsageError: it names the usual one, which is not up.
+        UsageError: it names the default testbed, which is not up.
     """
     if len(hosts) != 1:
         return None
@@ -45,47 +44,58 @@ def named(hosts: Sequence[str]) -> Plan | None:
     return record.plan if record else None
 
 
-def launch_on(bed: Plan, command: Sequence[str], options: LaunchOptions) -> int:
-    """Run a launcher on every host; rank 0's has the terminal, a failing one's words are shown."""
-    why_not()
+def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) -> int:
+    """Run a launcher on every host, and return the exit code.
+
+    The first host's launcher writes to the terminal. The output of the others is shown only if one
+    of them fails and the first does not.
+    """
+    require_support()
     if options.servers:
         raise UsageError("servers are started on one machine only; leave out --hosts")
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
     env = {**QUIET, **os.environ, TOKEN: token, IFNAME: DEVICE}
     python = (sys.executable, "-m", "shoal", "run")
-    hides = options.output == "main"
+    hidden = options.output == "main"
     with (
         tempfile.TemporaryDirectory(prefix="shoal-") as spare,
-        tempfile.TemporaryFile() as told,
-        _caught() as caught,
+        tempfile.TemporaryFile() as output,
+        _signals() as received,
     ):
         launchers = [
             subprocess.Popen(
-                inside(host, (*python, *words(bed, command, placed(options, rank, spare), rank))),
+                inside(
+                    host,
+                    (*python, *arguments(bed, command, options_of(rank, options, spare), rank)),
+                ),
                 env=env,
-                stdout=told if rank and hides else None,
-                stderr=told if rank else None,
+                stdout=output if rank and hidden else None,
+                stderr=output if rank else None,
                 preexec_fn=die_with_parent(),
-                start_new_session=True,  # Ctrl-C comes by way of us, once
+                start_new_session=True,  # this process passes Ctrl-C on, once
             )
             for rank, host in enumerate(bed.hosts)
         ]
-        code = _wait(launchers, caught)
+        code = _wait(launchers, received)
         if code and launchers[0].returncode == 0:
-            _show(told)
+            output.seek(0)
+            sys.stderr.buffer.write(output.read())
+            sys.stderr.flush()
     return code
 
 
-def placed(options: LaunchOptions, rank: int, spare: str) -> LaunchOptions:
-    """The same with a directory of each host's own; without --dir, only the first host's stays."""
+def options_of(rank: int, options: LaunchOptions, spare: str) -> LaunchOptions:
+    """Return a host's options, with its own directory; without --dir only the first's stays."""
     if options.directory is None:
         return options if rank == 0 else replace(options, directory=Path(spare, f"host{rank}"))
     return replace(options, directory=Path(options.directory, f"host{rank}"))
 
 
-def words(bed: Plan, command: Sequence[str], options: LaunchOptions, rank: int) -> list[str]:
-    """What one would type after ``shoal run`` on one of the hosts."""
-    said = {
+def arguments(
+    bed: TestbedPlan, command: Sequence[str], options: LaunchOptions, rank: int
+) -> list[str]:
+    """Return the arguments of ``shoal run`` on one of the hosts."""
+    values = {
         "--workers": str(options.workers),
         "--hosts": ",".join(bed.addresses),
         "--node-rank": str(rank),
@@ -97,30 +107,32 @@ def words(bed: Plan, command: Sequence[str], options: LaunchOptions, rank: int) 
         "--dir": options.directory,
         "--max-restarts": options.max_restarts or None,
     }
-    flags = [w for name, value in said.items() if value is not None for w in (name, str(value))]
+    flags = [w for name, value in values.items() if value is not None for w in (name, str(value))]
     flags += ["--resume"] * options.resume + ["--oversubscribe"] * options.oversubscribe
     return [command[0], *flags, "--", *command[1:]]
 
 
-def _wait(launchers: Sequence[Launcher], caught: list[int]) -> int:
-    """Until all have ended; the first bad exit code, or the signal that was passed on."""
+def _wait(launchers: Sequence[Launcher], received: list[int]) -> int:
+    """Wait until all have ended, and pass signals on; return the first bad exit code.
+
+    When one fails, the others have ``FOLLOW_SECONDS`` to end before they are terminated.
+    """
     failed, passed_on = 0.0, 0
     codes: dict[int, int] = {}
     while len(codes) < len(launchers):
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
         for rank, launcher in enumerate(launchers):
             if rank not in codes and launcher.poll() is not None:
                 codes[rank] = launcher.returncode
-        bad = any(codes.values())
-        failed = failed or (time.monotonic() if bad else 0.0)
-        for number in caught[passed_on:]:
+        failed = failed or (time.monotonic() if any(codes.values()) else 0.0)
+        for number in received[passed_on:]:
             _signal(launchers, number)
-        passed_on = len(caught)
+        passed_on = len(received)
         if failed and time.monotonic() - failed > FOLLOW_SECONDS:
             _signal(launchers, signal.SIGTERM)
             failed = time.monotonic()
-    if caught:
-        return 128 + caught[0]
+    if received:
+        return 128 + received[0]
     return next((code if code > 0 else 128 - code for code in codes.values() if code), 0)
 
 
@@ -130,19 +142,13 @@ def _signal(launchers: Sequence[Launcher], number: int) -> None:
             launcher.send_signal(number)
 
 
-def _show(told: IO[bytes]) -> None:
-    told.seek(0)
-    sys.stderr.buffer.write(told.read())
-    sys.stderr.flush()
-
-
 @contextmanager
-def _caught() -> Iterator[list[int]]:
-    """Signals that came meanwhile, to be passed on."""
-    seen: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in _SIGNALS}
+def _signals() -> Iterator[list[int]]:
+    """Collect the signals that arrive, instead of acting on them."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
     try:
-        yield seen
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
