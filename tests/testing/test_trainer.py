@@ -1,4 +1,4 @@
-"""The school: what it trains is what it says."""
+"""The lockstep trainer trains by the strategy that it has."""
 
 from __future__ import annotations
 
