@@ -19,7 +19,7 @@ from shoal.timeline.files import replace_text
 Points = Sequence[tuple[float, float]]
 
 # Of Okabe and Ito, which colour-blind readers can distinguish.
-_COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #8C8C00".split()
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
 _DASHES = ("", "7 3", "2 3")  # when all colours are used
 _PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels: right end of the plot, and margins
 _LINE, _LETTER = 20, 6.6  # pixels of a line of the legend, and of a wide letter
