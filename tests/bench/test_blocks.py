@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.bench.blocks import Plan, measure, slowest
-from shoal.bench.statistics import compare
+from shoal.bench.blocks import TimingPlan, measure
+from shoal.bench.statistics import compare, slowest
 from shoal.testing.processes import WorkersFailed
 
 
@@ -18,7 +18,7 @@ def test_a_block_is_as_long_as_its_slowest_worker() -> None:
     ("subject", "peer", "workers"), [("bare", "bare", 1), ("ddp, local buffers", "ddp", 2)]
 )
 def test_every_contender_is_timed_in_every_block(subject: str, peer: str, workers: int) -> None:
-    plan = Plan("tiny", subject, peer, workers, blocks=40, steps=5)
+    plan = TimingPlan("tiny", subject, peer, workers, blocks=40, steps=5)
     told: list[tuple[int, int]] = []
     timings = measure(plan, lambda *each: told.append(each))
     assert [len(each) for each in timings] == [40, 40, 40]
@@ -30,4 +30,4 @@ def test_every_contender_is_timed_in_every_block(subject: str, peer: str, worker
 @pytest.mark.gloo
 def test_a_worker_that_fails_ends_the_measurement_with_its_traceback() -> None:
     with pytest.raises(WorkersFailed, match="nobody"):
-        measure(Plan("tiny", "nobody", "bare", workers=1, blocks=1), lambda *each: None)
+        measure(TimingPlan("tiny", "nobody", "bare", workers=1, blocks=1), lambda *each: None)

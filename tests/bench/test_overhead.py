@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from shoal.bench import overhead
-from shoal.bench.blocks import Plan
+from shoal.bench.blocks import TimingPlan
 from shoal.bench.contenders import CONTENDERS, WORKLOADS
-from shoal.bench.form import Bar, Result
-from shoal.bench.overhead import CPU, MODELS, STEP, TIMELINE, Duel, duels, judge
+from shoal.bench.overhead import CPU, MODELS, STEP, TIMELINE, Comparison, comparisons, judge
+from shoal.bench.report import Result, Threshold
 from shoal.bench.statistics import MIN_BLOCKS, Timings
-from shoal.bench.suites import Settings
+from shoal.bench.suites import BenchSettings
 
 
 def _timings(ratio: float, *, noise: float = 0.0, blocks: int = MIN_BLOCKS) -> Timings:
@@ -25,27 +25,27 @@ def _timings(ratio: float, *, noise: float = 0.0, blocks: int = MIN_BLOCKS) -> T
 
 
 @pytest.mark.parametrize(
-    ("ratio", "noise", "holds"),
+    ("ratio", "noise", "passes"),
     [(1.0, 0.0, True), (1.03, 0.0, False), (1.03, 0.015, True), (1.0, 0.05, None)],
 )
-def test_a_duel_is_judged_by_its_bar_and_its_control(
-    ratio: float, noise: float, holds: bool | None
+def test_a_comparison_is_judged_by_its_bar_and_its_control(
+    ratio: float, noise: float, passes: bool | None
 ) -> None:
     row, control = judge(STEP, "mlp", _timings(ratio, noise=noise))
-    assert row.holds is holds
-    assert row.bar == "<= 1.02"
+    assert row.passes is passes
+    assert row.threshold == "<= 1.02"
     assert row.ratio == pytest.approx(ratio)
     assert row.against == control.against == STEP.label
     assert control.case == "mlp, A/A"
-    assert control.bar is None
+    assert control.threshold is None
     assert control.interval is not None
     assert control.interval.half_width == pytest.approx(noise, abs=1e-3)
 
 
-def test_a_duel_without_a_bar_has_no_verdict_to_give() -> None:
+def test_a_comparison_without_a_bar_has_no_verdict_to_give() -> None:
     row, _ = judge(overhead.BUFFERS, "resnet", _timings(9.0))
-    assert row.holds is None
-    assert not row.undecided
+    assert row.passes is None
+    assert not row.inconclusive
 
 
 def test_times_are_told_in_milliseconds() -> None:
@@ -55,28 +55,28 @@ def test_times_are_told_in_milliseconds() -> None:
 
 
 def test_the_bars_are_those_of_the_issue() -> None:
-    assert (STEP.bar, STEP.workers) == ("<= 1.02", 2)
-    assert (CPU.bar, CPU.workers, CPU.peer) == ("<= 1.01", 1, "bare")
-    assert TIMELINE.bar == "<= 1.01"
+    assert (STEP.threshold, STEP.workers) == ("<= 1.02", 2)
+    assert (CPU.threshold, CPU.workers, CPU.peer) == ("<= 1.01", 1, "bare")
+    assert TIMELINE.threshold == "<= 1.01"
     assert MODELS == ("mlp", "resnet", "gpt")
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_every_duel_names_contenders_and_models_that_exist(quick: bool) -> None:
-    met = list(duels(quick))
-    assert [model for duel, model in met if duel is STEP] == list(MODELS)
-    for duel, model in met:
-        assert {duel.subject, duel.peer} <= set(CONTENDERS)
+def test_every_comparison_names_contenders_and_models_that_exist(quick: bool) -> None:
+    met = list(comparisons(quick))
+    assert [model for comparison, model in met if comparison is STEP] == list(MODELS)
+    for comparison, model in met:
+        assert {comparison.subject, comparison.peer} <= set(CONTENDERS)
         assert model in WORKLOADS
-        assert duel.bar is None or Bar.parse(duel.bar)
+        assert comparison.threshold is None or Threshold.parse(comparison.threshold)
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """No workers and no new interpreters: every duel is a tie, every import takes 0.1 s."""
-    plans: list[Plan] = []
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[TimingPlan]:
+    """No workers and no new interpreters: every comparison is a tie, every import takes 0.1 s."""
+    plans: list[TimingPlan] = []
 
-    def measure(plan: Plan, progress: Any) -> Timings:
+    def measure(plan: TimingPlan, progress: Any) -> Timings:
         plans.append(plan)
         progress(plan.blocks, plan.blocks)
         return _timings(1.0, blocks=plan.blocks)
@@ -91,32 +91,32 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_suite_yields_every_bar_of_the_issue_from_enough_blocks(
-    quick: bool, fake: list[Plan]
+    quick: bool, fake: list[TimingPlan]
 ) -> None:
     told: list[str] = []
     results = list(
-        overhead.run(Settings(quick, 5, progress=lambda what, done, total: told.append(what)))
+        overhead.run(BenchSettings(quick, 5, progress=lambda what, done, total: told.append(what)))
     )
-    barred = [(r.case, r.bar) for r in results if r.bar]
+    barred = [(r.case, r.threshold) for r in results if r.threshold]
     for model in MODELS:
         assert (f"{model}, 2 workers", "<= 1.02") in barred
     assert ("mlp, 1 worker", "<= 1.01") in barred
     assert ("import shoal", "<= 0.3") in barred
-    assert all(r.holds for r in results if r.bar)
+    assert all(r.passes for r in results if r.threshold)
     assert all(plan.blocks >= MIN_BLOCKS and plan.seed == 5 for plan in fake)
-    assert {r.case for r in results if r.bar} <= {what.split(": ")[0] for what in told}
+    assert {r.case for r in results if r.threshold} <= {what.split(": ")[0] for what in told}
 
 
-def test_importing_tells_seconds_with_an_interval(fake: list[Plan]) -> None:
-    result = overhead.importing(Settings(quick=True))
+def test_importing_tells_seconds_with_an_interval(fake: list[TimingPlan]) -> None:
+    result = overhead.import_time(BenchSettings(quick=True))
     assert result == Result(
         "import shoal",
         "time added to import torch",
         0.1,
         "s",
         interval=result.interval,
-        bar="<= 0.3",
-        holds=True,
+        threshold="<= 0.3",
+        passes=True,
     )
     assert result.interval == (0.1, 0.1)
 
@@ -131,12 +131,12 @@ def test_the_script_that_times_an_import_runs() -> None:
 
 
 @pytest.mark.gloo
-def test_a_duel_of_ddp_with_itself_runs_from_workers_to_rows(
+def test_a_comparison_of_ddp_with_itself_runs_from_workers_to_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(overhead, "MODELS", ("tiny",))
-    duel = Duel("ddp", "ddp", "step time", "itself", "<= 1000")
-    row, control = overhead.fight(duel, "tiny", Settings(quick=True))
+    comparison = Comparison("ddp", "ddp", "step time", "itself", "<= 1000")
+    row, control = overhead.measure_on("tiny", comparison, BenchSettings(quick=True))
     assert row.case == "tiny, 2 workers"
-    assert row.holds is not False
+    assert row.passes is not False
     assert control.value > 0

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shoal.bench.plot import drawn, write_map, write_plot
+from shoal.bench.plot import plot_svg, write_map, write_plot
 from shoal.errors import BadArgument
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -19,7 +19,7 @@ SERIES = {
 
 
 def tree(series: dict[str, list[tuple[float, float]]]) -> ElementTree.Element:
-    return ElementTree.fromstring(drawn("Time & size", "bytes", "seconds", series))
+    return ElementTree.fromstring(plot_svg("Time & size", "bytes", "seconds", series))
 
 
 def texts(root: ElementTree.Element) -> list[str]:
@@ -41,7 +41,7 @@ def test_the_file_is_svg_with_title_labels_and_a_legend(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_other_file() -> None:
-    text = drawn("t", "x", "y", SERIES)
+    text = plot_svg("t", "x", "y", SERIES)
     assert not re.search(r"href|url\(|<script|@import", text)
 
 
@@ -95,7 +95,7 @@ def test_many_series_are_told_apart() -> None:
 
 
 def test_the_same_series_give_the_same_bytes() -> None:
-    assert drawn("t", "x", "y", SERIES) == drawn("t", "x", "y", SERIES)
+    assert plot_svg("t", "x", "y", SERIES) == plot_svg("t", "x", "y", SERIES)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_map_says_what_is_the_case_where_and_equal_cells_look_alike(tmp_path: 
 
 
 def test_marks_that_would_lie_over_each_other_give_way_to_round_ones() -> None:
-    text = drawn("t", "x", "y", {"a": [(1.159, 0.74), (1.215, 1.0), (6.874, 2.2)]})
+    text = plot_svg("t", "x", "y", {"a": [(1.159, 0.74), (1.215, 1.0), (6.874, 2.2)]})
     assert ">1.159<" not in text
     for mark in (2, 5, 0.8, 1.2, 1.8):
         assert f">{mark}<" in text

@@ -9,9 +9,8 @@ import pytest
 
 from shoal import bench
 from shoal.bench import routes, suites
-from shoal.bench.form import Report, Result
+from shoal.bench.report import Report, Result
 from shoal.bench.routes import (
-    BAR,
     FASTEST,
     MANY,
     MANY_SIZES,
@@ -19,8 +18,9 @@ from shoal.bench.routes import (
     RANKS,
     ROUTES,
     SIZES,
+    THRESHOLD,
     TWIN,
-    Point,
+    RouteTimes,
     draw,
     rows,
     time_blocks,
@@ -28,21 +28,23 @@ from shoal.bench.routes import (
     winner,
 )
 from shoal.bench.statistics import MIN_BLOCKS
-from shoal.bench.suites import Settings
+from shoal.bench.suites import BenchSettings
 from shoal.testing.contracts import make
 from shoal.testing.processes import run_workers
 
 
-def point(nbytes: int = 4096, ranks: int = 2, *, noise: float = 0.0, **seconds: float) -> Point:
+def point(
+    nbytes: int = 4096, ranks: int = 2, *, noise: float = 0.0, **seconds: float
+) -> RouteTimes:
     """Torch's own takes one second, and its twin strays by ``noise``; others as given, or two."""
     served = [name for name in ROUTES if not make(name).refusal(ranks)]
     each = dict.fromkeys((*served, FASTEST), 2.0) | {NATIVE: 1.0} | seconds
     times = {name: [value] * MIN_BLOCKS for name, value in each.items()}
     pairs = [1 + (noise if i // 2 % 2 else -noise) for i in range(MIN_BLOCKS)]
-    return Point(ranks, nbytes, {**times, TWIN: pairs}, chosen="ring")
+    return RouteTimes(ranks, nbytes, {**times, TWIN: pairs}, chosen="ring")
 
 
-def report(*points: Point) -> Report:
+def report(*points: RouteTimes) -> Report:
     return Report(suites.header("routes", (0,)), tuple(rows(points)))
 
 
@@ -71,7 +73,7 @@ def test_the_winner_is_named_in_its_case_with_its_gain() -> None:
 def test_who_cannot_be_told_apart_from_the_winner_is_named_with_it() -> None:
     made = point(tree=0.5)
     wavering = [0.45 if i // 2 % 2 else 0.6 for i in range(MIN_BLOCKS)]
-    row = winner(Point(2, 4096, {**made.times, "ring": wavering}, chosen="ring"))
+    row = winner(RouteTimes(2, 4096, {**made.times, "ring": wavering}, chosen="ring"))
     assert row.case == "4KB, 2 ranks: tree or ring"
 
 
@@ -85,27 +87,27 @@ def test_neither_the_twin_nor_the_chooser_is_a_route_that_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "noise", "holds"),
+    ("seconds", "noise", "passes"),
     [(1.0, 0.0, True), (1.2, 0.0, False), (1.12, 0.025, True), (1.0, 0.1, True), (1.3, 0.1, False)],
 )
 def test_the_chooser_is_judged_by_its_bar_and_the_control(
-    seconds: float, noise: float, holds: bool | None
+    seconds: float, noise: float, passes: bool | None
 ) -> None:
     row = timed(point(noise=noise, fastest=seconds), FASTEST)
-    assert (row.bar, row.holds) == (BAR, holds)
+    assert (row.threshold, row.passes) == (THRESHOLD, passes)
     assert row.case == "4KB, 2 ranks: ring"
 
 
 def test_where_control_and_chooser_are_both_noisy_there_is_no_verdict() -> None:
     made = point(noise=0.1)
     wavering = [1.0 if i // 2 % 2 else 1.2 for i in range(MIN_BLOCKS)]
-    row = timed(Point(2, 4096, {**made.times, FASTEST: wavering}, chosen="ring"), FASTEST)
-    assert row.holds is None
+    row = timed(RouteTimes(2, 4096, {**made.times, FASTEST: wavering}, chosen="ring"), FASTEST)
+    assert row.passes is None
 
 
 def test_only_the_chooser_has_a_bar() -> None:
     found = list(rows([point(), point(ranks=4)]))
-    assert {row.metric for row in found if row.bar} == {"fastest: time"}
+    assert {row.metric for row in found if row.threshold} == {"fastest: time"}
 
 
 def test_each_route_is_told_where_it_serves_and_the_control_last() -> None:
@@ -143,18 +145,18 @@ def test_a_report_read_back_gives_the_same_plots(tmp_path: Path) -> None:
 def test_quick_measures_fewer_sizes_with_as_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
 
-    def measure(ranks: int, nbytes: int, blocks: int, *, calls: int) -> Point:
+    def measure(ranks: int, nbytes: int, blocks: int, *, calls: int) -> RouteTimes:
         asked.append((ranks, nbytes, blocks))
         return point(nbytes, ranks)
 
     monkeypatch.setattr(routes, "measure", measure)
-    results: list[Result] = list(routes.run(Settings(quick=True)))
+    results: list[Result] = list(routes.run(BenchSettings(quick=True)))
     assert results
     assert {ranks for ranks, _, _ in asked} == set(RANKS)
     assert len(asked) == 3
     assert {blocks for _, _, blocks in asked} == {MIN_BLOCKS}
     asked.clear()
-    list(routes.run(Settings()))
+    list(routes.run(BenchSettings()))
     assert [(ranks, nbytes) for ranks, nbytes, _ in asked] == [
         *((ranks, nbytes) for ranks in RANKS for nbytes in SIZES),
         *((MANY, nbytes) for nbytes in MANY_SIZES),

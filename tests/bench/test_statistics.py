@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.bench.form import Bar
+from shoal.bench.report import Threshold
 from shoal.bench.statistics import (
     MAX_HALF_WIDTH,
     MIN_BLOCKS,
@@ -56,7 +56,9 @@ def _run(seed: int, ratio: float, noise: Noise, blocks: int = MIN_BLOCKS) -> Tim
 
 
 def _verdict(seed: int, ratio: float, noise: Noise) -> bool | None:
-    return compare(_run(seed, ratio, noise, blocks=4 * MIN_BLOCKS)).holds(Bar.parse("<= 1.02"))
+    return compare(_run(seed, ratio, noise, blocks=4 * MIN_BLOCKS)).passes(
+        Threshold.parse("<= 1.02")
+    )
 
 
 @pytest.mark.parametrize("noise", [_calm, _rough])
@@ -171,7 +173,7 @@ def test_an_odd_last_block_is_left_out() -> None:
 def test_the_control_widens_the_bar_until_it_is_too_wide(
     width: float, number: float, expected: bool | None
 ) -> None:
-    assert verdict(Bar.parse("<= 1.02"), number, half_width=width) is expected
+    assert verdict(Threshold.parse("<= 1.02"), number, half_width=width) is expected
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 
 from shoal import bench
 from shoal.bench import suites
-from shoal.bench.form import Report, Result
-from shoal.bench.suites import Settings, Suite
-from shoal.errors import UnknownName
+from shoal.bench.report import Report, Result
+from shoal.bench.suites import BenchSettings, Suite
+from shoal.errors import UnknownName, UsageError
 
 
-def _counting(settings: Settings) -> Iterator[Result]:
+def _counting(settings: BenchSettings) -> Iterator[Result]:
     for i in range(3):
         settings.progress("counting", i, 3)
         yield Result(f"case {i}", "count", i + settings.seed, "")
@@ -42,9 +42,30 @@ def test_an_unknown_suite_is_refused_with_the_nearest_name() -> None:
         bench.find("overhaed")
 
 
+def test_a_checkout_has_the_acceptance_benchmarks_too() -> None:
+    names = [suite.name for suite in bench.all_suites()]
+    assert names == [*(suite.name for suite in bench.SUITES), *bench.ACCEPTANCE]
+
+
+def test_without_a_checkout_an_acceptance_benchmark_says_that_it_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "CHECKOUT", tmp_path)
+    assert bench.all_suites() == bench.SUITES
+    for name in bench.ACCEPTANCE:
+        with pytest.raises(UsageError, match="needs a source checkout") as refused:
+            bench.find(name)
+        assert "pip install -e" in str(refused.value)
+
+
+def test_the_package_imports_no_acceptance_benchmark_by_name() -> None:
+    for path in Path(bench.__file__).parents[1].rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) benchmarks\b", path.read_text(), re.MULTILINE)
+
+
 def test_a_run_keeps_the_results_in_their_order_and_tells_progress() -> None:
     told: list[tuple[str, int, int]] = []
-    report = suites.run(COUNTING, Settings(seed=7, progress=lambda *each: told.append(each)))
+    report = suites.run(COUNTING, BenchSettings(seed=7, progress=lambda *each: told.append(each)))
     assert [result.value for result in report.results] == [7, 8, 9]
     assert told == [("counting", i, 3) for i in range(3)]
     assert report.header.seeds == (7,)
@@ -52,19 +73,19 @@ def test_a_run_keeps_the_results_in_their_order_and_tells_progress() -> None:
 
 
 def test_what_was_measured_before_ctrl_c_is_kept() -> None:
-    def stopped(settings: Settings) -> Iterator[Result]:
+    def stopped(settings: BenchSettings) -> Iterator[Result]:
         yield from list(_counting(settings))[:2]
         raise KeyboardInterrupt
 
     with pytest.raises(suites.Stopped) as caught:
-        suites.run(Suite("stopped", "is stopped", stopped), Settings(seed=7))
+        suites.run(Suite("stopped", "is stopped", stopped), BenchSettings(seed=7))
     assert [result.value for result in caught.value.report.results] == [7, 8]
 
 
 def test_the_header_names_every_seed() -> None:
     suite = dataclasses.replace(COUNTING, seeds=3)
-    assert suites.run(suite, Settings(seed=7)).header.seeds == (7, 8, 9)
-    assert suites.run(suite, Settings(quick=True, seed=7)).header.seeds == (7,)
+    assert suites.run(suite, BenchSettings(seed=7)).header.seeds == (7, 8, 9)
+    assert suites.run(suite, BenchSettings(quick=True, seed=7)).header.seeds == (7,)
 
 
 def test_the_header_tells_this_machine_and_this_moment() -> None:

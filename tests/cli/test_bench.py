@@ -13,23 +13,23 @@ import typer
 from typer.testing import CliRunner
 
 from shoal import bench as benchmarks
-from shoal.bench.form import Interval, Report, Result
-from shoal.bench.suites import Settings, Suite
+from shoal.bench.report import Interval, Report, Result
+from shoal.bench.suites import BenchSettings, Suite
 from shoal.cli import main
-from shoal.cli.bench import bench, tally, writable
+from shoal.cli.bench import bench, summary, writable
 from shoal.errors import BadArgument, UnknownName, UsageError
 from shoal.timeline.files import replace_text
 
 GOOD = Result("mlp", "step", 42.0, "ms", "ddp", 1.01, Interval(0.99, 1.03), "<= 1.02", True)
 BAD = Result("gpt [big]", "step", 50.0, "ms", "ddp", 1.5, Interval(1.4, 1.6), "<= 1.02", False)
 OPEN = Result("cnn", "step", 7.0, "ms", "ddp", 1.5, Interval(1.2, 1.8), "<= 1.02", None)
-TOLD = Result("mlp", "parameters", 5.5, "M")
+PLAIN = Result("mlp", "parameters", 5.5, "M")
 
-ran: list[Settings] = []
+ran: list[BenchSettings] = []
 
 
 def _suite(name: str, *rows: Result) -> Suite:
-    def run(settings: Settings) -> Iterator[Result]:
+    def run(settings: BenchSettings) -> Iterator[Result]:
         ran.append(settings)
         settings.progress(name, 1, 2)
         yield from rows
@@ -37,7 +37,7 @@ def _suite(name: str, *rows: Result) -> Suite:
     return Suite(name, f"the {name} one", run)
 
 
-def _stopped(settings: Settings) -> Iterator[Result]:
+def _stopped(settings: BenchSettings) -> Iterator[Result]:
     yield GOOD
     raise KeyboardInterrupt
 
@@ -46,7 +46,7 @@ def _stopped(settings: Settings) -> Iterator[Result]:
 def suites(monkeypatch: pytest.MonkeyPatch) -> None:
     ran.clear()
     made = (
-        _suite("good", GOOD, TOLD),
+        _suite("good", GOOD, PLAIN),
         _suite("bad", GOOD, OPEN, BAD),
         _suite("open", GOOD, OPEN),
         Suite("stopped", "is stopped", _stopped),
@@ -99,9 +99,9 @@ def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def test_the_table_shows_numbers_intervals_bars_and_verdicts() -> None:
     shown = shoal("bad").stdout
-    for text in ("42 ms", "1.010", "0.990 .. 1.030", "ddp", "<= 1.02", "holds", "fails"):
+    for text in ("42 ms", "1.010", "0.990 .. 1.030", "ddp", "<= 1.02", "pass", "fail"):
         assert text in shown
-    assert "no verdict" in shown
+    assert "inconclusive" in shown
     assert "gpt [big]" in shown  # brackets are text, not markup
     assert "torch 2" in shown
     assert "cores" in shown
@@ -191,13 +191,13 @@ def test_the_command_as_installed_ends_with_the_code(words: tuple[str, ...], cod
 
 def test_a_report_ends_with_how_many_bars_hold_and_which_do_not() -> None:
     rows = (
-        Result("a", "time", 1.0, "s", bar="<= 2", holds=True),
-        Result("b", "time", 3.0, "s", bar="<= 2", holds=False),
-        Result("c", "time", 5.0, "s", "peer", 0.5, bar="<= 1", holds=None),
+        Result("a", "time", 1.0, "s", threshold="<= 2", passes=True),
+        Result("b", "time", 3.0, "s", threshold="<= 2", passes=False),
+        Result("c", "time", 5.0, "s", "peer", 0.5, threshold="<= 1", passes=None),
         Result("d", "time", 1.0, "s"),
     )
-    assert tally(rows).splitlines() == [
-        "1 of 3 bars hold",
-        "fails: b, time 3.000 (<= 2)",
-        "no verdict: c, time 0.500 (<= 1)",
+    assert summary(rows).splitlines() == [
+        "1 of 3 thresholds pass",
+        "fail: b, time 3.000 (<= 2)",
+        "inconclusive: c, time 0.500 (<= 1)",
     ]

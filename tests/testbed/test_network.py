@@ -148,7 +148,7 @@ def test_what_a_dead_process_left_is_removed_by_the_next_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     record = up(plan(2, "1gbit", NAME))
-    made.Record(record.plan, "1 0").write()  # process 1 did not begin at 0
+    made.TestbedRecord(record.plan, "1 0").write()  # process 1 did not begin at 0
     up(plan(3, "1gbit", NAME))
     assert len(mine()) == 4
 

@@ -72,12 +72,12 @@ def test_several_asks_in_one_are_answered_each() -> None:
 
 def test_workers_that_ask_different_things_are_found() -> None:
     gather = Gather((), lambda parts, into, weight: None, torch.zeros(1))
-    with pytest.raises(AssertionError, match="ask different things: \\['Gather', 'Mean'\\]"):
+    with pytest.raises(AssertionError, match="yield different asks: \\['Gather', 'Mean'\\]"):
         lockstep([once(Mean(torch.zeros(1))), once(gather)])
 
 
 def test_a_worker_that_ends_before_the_others_is_found() -> None:
-    with pytest.raises(AssertionError, match="1 workers ended while 1 still ask"):
+    with pytest.raises(AssertionError, match="1 workers ended while 1 yielded another ask"):
         lockstep([means(torch.zeros(1)), means()])
 
 

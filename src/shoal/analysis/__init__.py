@@ -1,1 +1,1 @@
-"""What a model, a link and a route cost: facts and fits, before anything runs."""
+"""Cost models: what a message and a collective cost, before anything runs."""

@@ -1,11 +1,11 @@
-"""Links: how long a message of n bytes takes, fitted to what was measured.
+"""Links: how long a message of n bytes takes, fitted to measurements.
 
-The model is Hockney's ``alpha + beta n``: seconds a message and seconds a byte. One line is often
-not enough, because libraries switch protocol with size (10GbE MPI logs: 8 to 20 % off), so a link
-may have a knee, from which another line holds.
+The model is Hockney's ``alpha + beta n``: seconds per message and seconds per byte. One line is
+often not enough, because libraries change the protocol with the size (on logs of MPI over 10GbE it
+is 8 to 20 % off). So a link may have a knee, from which another line applies.
 
-Errors count relative to the time they are an error of: else a megabyte's microseconds would drown
-what a small message costs, and small messages are where the choice between routes is made.
+Errors are relative to the measured time: otherwise those of large messages would outweigh those of
+small ones, and it is for small messages that the choice between routes matters.
 
 References:
     Hockney, `The communication challenge for MPP <https://doi.org/10.1016/S0167-8191(06)80021-9>`_,
@@ -24,14 +24,14 @@ from typing import NamedTuple
 from shoal.errors import BadArgument
 
 Point = tuple[float, float]
-"""(nbytes, seconds), as measured."""
+"""A measured (nbytes, seconds)."""
 
-_HUBER = 1.345  # residuals beyond so many deviations count linearly: 95 % efficient on clean data
-_ROUNDS = 30  # of reweighting; it settles in about ten
+_HUBER = 1.345  # errors beyond so many deviations count linearly: 95 % efficient on clean data
+_ROUNDS = 30  # of reweighting; it converges in about ten
 
 
 class Piece(NamedTuple):
-    """The line that holds for messages of ``start`` bytes and more."""
+    """The line for messages of ``start`` bytes and more."""
 
     start: float
     alpha: float
@@ -39,12 +39,12 @@ class Piece(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What a message costs: ``alpha + beta * nbytes`` seconds, up to the first knee.
+    """A message takes ``alpha + beta * nbytes`` seconds, up to the first knee.
 
     Args:
-        alpha: seconds a message.
-        beta: seconds a byte.
-        knees: other lines that hold from some size on, by rising ``start``.
+        alpha: seconds per message.
+        beta: seconds per byte.
+        knees: lines for larger messages, in the order of ``start``.
     """
 
     alpha: float
@@ -52,7 +52,7 @@ class Link(NamedTuple):
     knees: tuple[Piece, ...] = ()
 
     def cost(self, nbytes: float) -> float:
-        """Seconds that one message of ``nbytes`` takes."""
+        """Return the seconds that one message of ``nbytes`` takes."""
         line = Piece(0, self.alpha, self.beta)
         for knee in self.knees:
             if knee.start <= nbytes:
@@ -61,13 +61,13 @@ class Link(NamedTuple):
 
 
 def fit(points: Sequence[Point], *, pieces: int = 1, robust: bool = True) -> Link:
-    """The link that explains measured points best, in relative error.
+    """Return the link with the least relative error on measured points.
 
     Args:
-        points: (nbytes, seconds) pairs, in any order, at least two different sizes a piece.
-        pieces: 1, or 2 to look for a knee; a second line never lies under the first at the knee,
-            and when none that explains more can be found there is none.
-        robust: lessen the weight of points far off (a hiccup of the machine) by Huber's rule.
+        points: (nbytes, seconds) pairs, in any order, with at least two different sizes per piece.
+        pieces: 1, or 2 to look for a knee; the second line is never below the first at the knee,
+            and there is no knee if none reduces the error.
+        robust: reduce the weight of outliers by Huber's rule.
     """
     call = f"fit({len(points)} points, pieces={pieces})"
     if pieces not in (1, 2):
@@ -86,7 +86,7 @@ def fit(points: Sequence[Point], *, pieces: int = 1, robust: bool = True) -> Lin
 
 
 def mape(link: Link, points: Sequence[Point]) -> float:
-    """Mean absolute error of the link on these points, in percent of what was measured."""
+    """Return the mean absolute percentage error of the link on these points."""
     return 100 * statistics.fmean(abs(link.cost(n) - s) / s for n, s in points)
 
 
@@ -97,15 +97,15 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     repeats: int = 5,
 ) -> list[tuple[int, float]]:
-    """Time ``exchange(nbytes)`` at each size: the median of ``repeats``, ready for :func:`fit`.
+    """Time ``exchange(nbytes)`` at each size, and return the medians, as :func:`fit` takes them.
 
-    Sizes are interleaved, so that a slow spell of the machine falls on all of them alike, after one
-    pass that is not counted (connections, buffers, caches).
+    Sizes are interleaved, so that a slow phase of the machine affects all of them. One pass before
+    is not counted (connections, buffers, caches).
 
     Args:
         exchange: sends and receives one message of that many bytes, and returns when it is done.
         sizes: in bytes.
-        clock: seconds now; a virtual clock serves as well.
+        clock: returns the time in seconds; may be virtual.
         repeats: how often each size is timed.
     """
     if repeats < 1:
@@ -114,15 +114,15 @@ def measure(
     for nbytes in seconds:
         exchange(nbytes)
     for _ in range(repeats):
-        for nbytes, taken in seconds.items():
+        for nbytes, times in seconds.items():
             start = clock()
             exchange(nbytes)
-            taken.append(clock() - start)
-    return [(nbytes, statistics.median(taken)) for nbytes, taken in seconds.items()]
+            times.append(clock() - start)
+    return [(nbytes, statistics.median(times)) for nbytes, times in seconds.items()]
 
 
 def _line(points: Sequence[Point], trust: Sequence[float] | None = None) -> tuple[float, float]:
-    """Non-negative (alpha, beta) of least ``sum trust * (error / seconds)^2``."""
+    """Return the non-negative (alpha, beta) with the least ``sum trust * (error / seconds)^2``."""
     weights = [t / (s * s) for t, (_, s) in zip(trust or [1.0] * len(points), points, strict=True)]
     total = sum(weights)
     x = sum(w * n for w, (n, _) in zip(weights, points, strict=True)) / total
@@ -130,7 +130,7 @@ def _line(points: Sequence[Point], trust: Sequence[float] | None = None) -> tupl
     spread = sum(w * (n - x) ** 2 for w, (n, _) in zip(weights, points, strict=True))
     slope = sum(w * (n - x) * (s - y) for w, (n, s) in zip(weights, points, strict=True))
     beta = slope / spread
-    if beta < 0:  # the nearest admissible line is flat
+    if beta < 0:  # the best admissible line is flat
         return y, 0.0
     if y - beta * x < 0:  # or goes through the origin
         return 0.0, (slope + total * x * y) / (spread + total * x * x)
@@ -143,7 +143,7 @@ def _errors(line: tuple[float, float], points: Sequence[Point]) -> list[float]:
 
 
 def _robust_line(points: Sequence[Point]) -> tuple[float, float]:
-    """Iteratively reweighted least squares with Huber's weights."""
+    """Fit by iteratively reweighted least squares with Huber's weights."""
     line = _line(points)
     for _ in range(_ROUNDS):
         errors = _errors(line, points)
@@ -153,16 +153,16 @@ def _robust_line(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _knee(points: Sequence[Point]) -> int | None:
-    """Where to cut so that two lines explain most; None when one line does as well."""
+    """Return the index at which two lines fit best; None if one line fits as well."""
     one = sum(e * e for e in _errors(_line(points), points))
-    best, where = one - 1e-12 * len(points), None  # a millionth off is not worth a knee
+    best, where = one - 1e-12 * len(points), None  # a relative 1e-6 is not worth a knee
     for cut in range(1, len(points)):
         left, right = points[:cut], points[cut:]
         if left[-1][0] == right[0][0] or left[0][0] == left[-1][0] or right[0][0] == right[-1][0]:
-            continue  # one size on both sides, or a side with a single size
+            continue  # the same size on both sides, or a side with one size
         low, high = _line(left), _line(right)
         if high[0] + high[1] * right[0][0] < low[0] + low[1] * right[0][0]:
-            continue  # larger messages would become cheaper: noise, not a protocol
+            continue  # larger messages would be faster: noise, not a protocol
         loss = sum(e * e for e in _errors(low, left) + _errors(high, right))
         if loss < best:
             best, where = loss, cut

@@ -1,4 +1,4 @@
-"""Price of a collective: walk the same rounds that a wire runs and a proof checks.
+"""Cost of a collective: add up the same rounds that a wire runs and a proof checks.
 
 How the times of rounds add up is defined in :mod:`shoal.axes.collectives.kit.walk`. The model
 assumes that reducing overlaps with receiving.
@@ -21,13 +21,13 @@ from shoal.errors import BadArgument
 def price(
     rounds: Iterable[Round], nbytes: float, link: Link, *, chunks: int | None = None
 ) -> float:
-    """Seconds that a message of ``nbytes`` takes to go through these rounds.
+    """Return the seconds that a message of ``nbytes`` takes in these rounds.
 
     Args:
-        rounds: who copies what to whom.
+        rounds: copies between ranks, round by round.
         nbytes: of the whole message.
-        link: what one message between two ranks costs.
-        chunks: into how many equal chunks the message is cut; None: one more than the highest.
+        link: cost of one message between two ranks.
+        chunks: number of equal chunks of the message; None: one more than the highest in rounds.
     """
     listed = list(rounds)
     if chunks is None:
@@ -36,12 +36,12 @@ def price(
 
 
 def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, link: Link) -> float:
-    """Seconds of one all-reduce over ``world`` workers.
+    """Return the seconds of one all-reduce over ``world`` workers.
 
-    ``native`` gives no rounds: it is taken to do what Rabenseifner's algorithm does, that is
-    ``2 ceil(log2 world)`` messages and ``2 (world - 1) / world`` of the bytes, which no all-reduce
-    in so few messages can undercut. Gloo's own ring has more latency: measure where it matters.
-    A route that differs with size costs what its choice for this size does.
+    ``native`` has no rounds; it costs what Rabenseifner's algorithm does: ``2 ceil(log2 world)``
+    messages and ``2 (world - 1) / world`` of the bytes, the least for so few messages. Gloo's own
+    ring has more latency: measure where it matters. A route that chooses by size costs what its
+    choice for this size does.
     """
     if world < 1 or nbytes < 0:
         raise BadArgument(f"price of {collective} (world={world}, nbytes={nbytes})", "too small")
@@ -54,7 +54,7 @@ def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, lin
 
 
 def _rabenseifner(world: int, link: Link, nbytes: float) -> float:
-    """Halve the ranks' share until one is left, then double it back: twice the same messages."""
+    """Return the seconds of halving and then doubling: twice the same messages."""
     seconds, share = 0.0, world
     while share > 1:
         seconds += 2 * link.cost(nbytes * (share // 2) / world)

@@ -1,7 +1,7 @@
-"""Who trains in a benchmark, and what: the same model, data, loss and optimizer for all.
+"""What is timed in a benchmark: contenders that train the same model on the same data.
 
-A contender is a function from a :class:`Task` to its training step. A workload is a model and a
-function from a generator to one batch. Both are found by name, since workers are told names.
+A contender is a function from a :class:`TrainingTask` to its training step. A workload is a model
+and a function from a generator to one batch. Both have names, which are what workers receive.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, and where its batches come from."""
+    """A model, and a function that draws one batch."""
 
     model: Callable[[], nn.Module]
     batch: Callable[[Generator], Batch]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What one contender trains; its own copy, equal to every other's."""
+class TrainingTask:
+    """A contender's own copy of the model, its optimizer and batches; equal for all contenders."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -45,7 +45,7 @@ class Task:
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy over the last dimension, of pictures and of tokens alike."""
+    """Return the cross entropy over the last dimension, for images and for tokens."""
     return F.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
@@ -53,7 +53,7 @@ def _vectors(random: Generator) -> Batch:
     return torch.randn(32, 256, generator=random), torch.randint(10, (32,), generator=random)
 
 
-def _pictures(random: Generator) -> Batch:
+def _images(random: Generator) -> Batch:
     x = torch.randn(4, 3, 32, 32, generator=random)
     return x, torch.randint(10, (4,), generator=random)
 
@@ -66,22 +66,18 @@ def _tokens(random: Generator) -> Batch:
 # Sized so that a step takes some tens of milliseconds on one core, as small real models do.
 WORKLOADS = {
     "mlp": Workload(lambda: mlp(256, 10, width=1024, layers=7), _vectors),  # 5.5 M parameters
-    "resnet": Workload(lambda: resnet(width=32, depth=2), _pictures),
+    "resnet": Workload(lambda: resnet(width=32, depth=2), _images),
     "gpt": Workload(lambda: gpt(256, 64, layers=4, width=192), _tokens),
     "tiny": Workload(lambda: mlp(256, 10, width=16), _vectors),  # for tests
 }
 
 
-def _bare(task: Task) -> Step:
-    return _loop(task, task.model)
-
-
-def _ddp(task: Task, *, broadcast_buffers: bool = True) -> Step:
+def _ddp(task: TrainingTask, *, broadcast_buffers: bool = True) -> Step:
     with warnings.catch_warnings():
         # torch is renaming broadcast_buffers; the versions we allow do not all know the new name
         warnings.simplefilter("ignore", FutureWarning)
-        # Its default buckets, one of 1 MB and then 25 each, are ours. Told the 25 in words it would
-        # leave the small first one out, and others would have more to overlap than it.
+        # Its default buckets, the first of 1 MB and the others of 25, are Shoal's too. An explicit
+        # bucket_cap_mb=25 would drop the small first bucket, and with it some of DDP's overlap.
         wrapped = DistributedDataParallel(
             task.model,
             gradient_as_bucket_view=True,
@@ -90,26 +86,26 @@ def _ddp(task: Task, *, broadcast_buffers: bool = True) -> Step:
     return _loop(task, wrapped)
 
 
-def _loop(task: Task, forward: nn.Module) -> Step:
+def _loop(task: TrainingTask, forward: nn.Module) -> Step:
     feed = cycle(task.batches)
 
     def step() -> None:
         x, y = next(feed)
         loss(forward(x), y).backward()  # type: ignore[no-untyped-call]
         task.optimizer.step()
-        # At the end, as run.step does. For one who trains alone the end of a step is the beginning
-        # of the next; between contenders who free memory at other moments it was worth 2 %.
+        # At the end, as run.step does. Contenders take turns in one process: if they freed their
+        # gradients at different moments, the timings would differ by 2 %.
         task.optimizer.zero_grad()
 
     return step
 
 
-def _shoal(task: Task, *, timeline: bool = True) -> Step:
+def _shoal(task: TrainingTask, *, timeline: bool = True) -> Step:
     import shoal
 
     feed = cycle(task.batches)
     several = dist.is_initialized() and dist.get_world_size() > 1
-    # One worker has nobody to agree with, so any strategy but the default one is refused there.
+    # A single worker has no peers, so any strategy but the default one is refused.
     strategy = STRATEGY if several else None
     run = shoal.distribute(
         task.model, task.optimizer, loss=loss, strategy=strategy, timeline=timeline
@@ -117,11 +113,11 @@ def _shoal(task: Task, *, timeline: bool = True) -> Step:
     return lambda: run.step(next(feed))
 
 
-CONTENDERS: dict[str, Callable[[Task], Step]] = {
-    "bare": _bare,
+CONTENDERS: dict[str, Callable[[TrainingTask], Step]] = {
+    "bare": lambda task: _loop(task, task.model),
     "ddp": _ddp,
     "ddp, local buffers": lambda task: _ddp(task, broadcast_buffers=False),
-    "shoal": _shoal,  # as users have it by default, its timeline on
+    "shoal": _shoal,  # as users have it by default, with the timeline on
     "shoal, no timeline": lambda task: _shoal(task, timeline=False),
 }
 
@@ -129,22 +125,18 @@ CONTENDERS: dict[str, Callable[[Task], Step]] = {
 def prepare(
     workload: str, contenders: tuple[str, ...], seed: int
 ) -> tuple[list[Step], Callable[[], object], bool]:
-    """In a worker: every contender's step, how to meet the other workers, whether it leads."""
+    """Return, in a worker: each contender's step, a barrier, and whether this is rank 0."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if workers > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
     steps = [CONTENDERS[name](_task(WORKLOADS[workload], seed, rank)) for name in contenders]
-    return steps, dist.barrier if workers > 1 else _alone, rank == 0
+    return steps, dist.barrier if workers > 1 else lambda: None, rank == 0
 
 
-def _alone() -> None:
-    """Meet nobody."""
-
-
-def _task(workload: Workload, seed: int, rank: int) -> Task:
+def _task(workload: Workload, seed: int, rank: int) -> TrainingTask:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # equal parameters on every rank and for every contender
         model = workload.model()
     random = torch.Generator().manual_seed(seed * 1000 + rank)  # other data on every rank
     batches = tuple(workload.batch(random) for _ in range(_BATCHES))
-    return Task(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches)
+    return TrainingTask(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches)

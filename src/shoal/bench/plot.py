@@ -1,9 +1,7 @@
-"""Plots of measurements as one SVG file that needs nothing else: lines over two logarithmic axes,
-or a map of what is the case where.
+"""Plots as SVG files that need nothing else: lines over two logarithmic axes, or a map of cells.
 
-Times and sizes span decades, and who wins where is seen only when each factor of ten takes the same
-room. Any browser shows the file, and resting on a point tells its numbers. The same series give the
-same bytes.
+Times and sizes span decades, so the axes are logarithmic. Any browser shows the file, with the
+numbers of a point as its tooltip. Equal series give equal bytes.
 """
 
 from __future__ import annotations
@@ -20,24 +18,16 @@ from shoal.timeline.files import replace_text
 
 Points = Sequence[tuple[float, float]]
 
-_COLOURS = (  # Okabe and Ito's, which colour-blind readers tell apart
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#8C8C00",
-)
-_DASHES = ("", "7 3", "2 3")  # when colours run out
-_PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels to the right end of the plot, and around it
-_LINE, _LETTER = 20, 6.6  # pixels of one line of the legend, and of a letter at most, nearly
-_MOST_TICKS, _LABEL = 10, 36  # marks of an axis, and pixels of a label
+# Of Okabe and Ito, which colour-blind readers can distinguish.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
+_DASHES = ("", "7 3", "2 3")  # when all colours are used
+_PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels: right end of the plot, and margins
+_LINE, _LETTER = 20, 6.6  # pixels of a line of the legend, and of a wide letter
+_MOST_TICKS, _LABEL = 10, 36  # of an axis; pixels of a label
 
 
 class _Axis(NamedTuple):
-    """Where on the page a value lies: ``low`` at ``start``, ``high`` at ``end``."""
+    """A logarithmic axis: the value ``low`` is drawn at ``start``, ``high`` at ``end``."""
 
     low: float
     high: float
@@ -52,20 +42,20 @@ class _Axis(NamedTuple):
 def write_plot(
     path: str | Path, title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]
 ) -> None:
-    """Write a plot with one line a series to ``path``, whole or not at all.
+    """Write a plot with one line for each series; the file is replaced as a whole or not at all.
 
     Args:
-        path: of the SVG file; one that is there is replaced.
-        title: over the plot.
-        xlabel: of the axis across, with its unit.
-        ylabel: of the axis up, with its unit.
-        series: name -> (x, y) points, all above zero; drawn by rising x.
+        path: of the SVG file; an existing one is replaced.
+        title: above the plot.
+        xlabel: of the horizontal axis, with its unit.
+        ylabel: of the vertical axis, with its unit.
+        series: name -> (x, y) points, all positive; drawn in the order of x.
     """
-    replace_text(path, drawn(title, xlabel, ylabel, series))
+    replace_text(path, plot_svg(title, xlabel, ylabel, series))
 
 
-def drawn(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]) -> str:
-    """The plot as SVG text."""
+def plot_svg(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]) -> str:
+    """Return the plot as SVG text."""
     points = [point for line in series.values() for point in line]
     if not points:
         raise BadArgument(f"plot {title!r}", "has no point to draw")
@@ -75,11 +65,12 @@ def drawn(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]) ->
     width = round(_PLOT + 60 + max(190, _LETTER * max(map(len, series))))
     across = _Axis(*_span(x for x, _ in points), _LEFT, _PLOT)
     up = _Axis(*_span(y for _, y in points), height - _BOTTOM, _TOP)
+    sideways = f"translate(18 {(up.start + up.end) / 2}) rotate(-90)"
     parts = [
         *_page(width, height),
         _text(_LEFT, 24, title, extra='font-size="16"'),
         _text((across.start + across.end) / 2, height - 14, xlabel, anchor="middle"),
-        _text(0, 0, ylabel, anchor="middle", extra=f'transform="{_sideways(up)}"'),
+        _text(0, 0, ylabel, anchor="middle", extra=f'transform="{sideways}"'),
         *_grid(across, up, sorted({x for x, _ in points})),
     ]
     for index, (name, line) in enumerate(series.items()):
@@ -90,19 +81,19 @@ def drawn(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]) ->
 def write_map(
     path: str | Path, title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Write a map of what is the case where: one cell a row and column.
+    """Write a table of coloured cells, one for each row and column.
 
     Args:
-        path: of the SVG file; one that is there is replaced.
-        title: over the map.
+        path: of the SVG file; an existing one is replaced.
+        title: above the map.
         columns: their names, from left to right.
-        rows: name -> what its cells say, by column; a cell that is not there stays empty, and those
-            whose first lines are equal are coloured alike.
+        rows: name -> text of its cells, by column; a missing cell stays empty, and cells with equal
+            first lines have the same colour.
     """
-    said = [text.split("\n") for row in rows.values() for text in row.values()]
-    kinds = list(dict.fromkeys(text[0] for text in said))
-    lines = max(map(len, said), default=1)
-    cell = max(72, 12 + round(_LETTER * max((len(line) for t in said for line in t), default=1)))
+    texts = [text.split("\n") for row in rows.values() for text in row.values()]
+    kinds = list(dict.fromkeys(text[0] for text in texts))
+    lines = max(map(len, texts), default=1)
+    cell = max(72, 12 + round(_LETTER * max((len(line) for t in texts for line in t), default=1)))
     high, left = 18 + 15 * lines, 16 + round(_LETTER * max(map(len, rows)))
     width, height = left + cell * len(columns) + 16, _TOP + 26 + high * len(rows) + 10
     parts = [*_page(width, height), _text(16, 24, title, extra='font-size="16"')]
@@ -113,14 +104,14 @@ def write_map(
         parts.append(_text(left - 8, top + high / 2 + 4, name, anchor="end"))
         for x, column in enumerate(columns):
             if text := row.get(column):
-                place = (left + cell * x, top, cell, high)
+                box = (left + cell * x, top, cell, high)
                 kind = kinds.index(text.split("\n")[0])
-                parts += _cell(place, text, _COLOURS[kind % len(_COLOURS)])
+                parts += _cell(box, text, _COLOURS[kind % len(_COLOURS)])
     replace_text(path, "\n".join([*parts, "</svg>", ""]))
 
 
-def _cell(place: tuple[float, float, float, float], text: str, colour: str) -> Iterator[str]:
-    left, top, width, height = place
+def _cell(box: tuple[float, float, float, float], text: str, colour: str) -> Iterator[str]:
+    left, top, width, height = box
     size = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
     yield f'<rect {size} fill="{colour}" fill-opacity="0.25" stroke="white" stroke-width="2"/>'
     lines = text.split("\n")
@@ -137,42 +128,38 @@ def _page(width: int, height: int) -> tuple[str, str]:
     )
 
 
-def _sideways(up: _Axis) -> str:
-    return f"translate(18 {(up.start + up.end) / 2}) rotate(-90)"
-
-
 def _span(values: Iterable[float]) -> tuple[float, float]:
-    """From end to end with a little room, also when all are equal."""
+    """Return the least and the largest value with a margin, also when all are equal."""
     listed = list(values)
     low, high = min(listed), max(listed)
-    room = max((high / low) ** 0.04, 1.1)
-    return low / room, high * room
+    margin = max((high / low) ** 0.04, 1.1)
+    return low / margin, high * margin
 
 
 def _grid(across: _Axis, up: _Axis, xs: Sequence[float]) -> Iterator[str]:
     binary = all(x < 1024 or x % 1024 == 0 for x in xs) and xs[-1] >= 1024
-    for x in xs if _apart(across, xs) else _round_values(across.low, across.high):
-        place = across.at(x)
-        yield _rule(place, up.start, place, up.end)
-        yield _text(place, up.start + 16, _spelled(x, binary=binary), anchor="middle")
+    for x in xs if _labels_fit(across, xs) else _round_values(across.low, across.high):
+        left = across.at(x)
+        yield _rule(left, up.start, left, up.end)
+        yield _text(left, up.start + 16, _label(x, binary=binary), anchor="middle")
     for y in _round_values(up.low, up.high):
-        place = up.at(y)
-        yield _rule(across.start, place, across.end, place)
-        yield _text(across.start - 6, place + 4, _spelled(y, binary=False), anchor="end")
+        top = up.at(y)
+        yield _rule(across.start, top, across.end, top)
+        yield _text(across.start - 6, top + 4, _label(y, binary=False), anchor="end")
 
 
-def _apart(axis: _Axis, values: Sequence[float]) -> bool:
-    """Whether labels of all of these fit side by side."""
-    places = [axis.at(value) for value in values]
-    return all(after - before >= _LABEL for before, after in pairwise(places))
+def _labels_fit(axis: _Axis, values: Sequence[float]) -> bool:
+    """Return whether the labels of all values fit side by side."""
+    positions = [axis.at(value) for value in values]
+    return all(after - before >= _LABEL for before, after in pairwise(positions))
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Powers of ten, or 1, 2 and 5 times them; where these are few, in even steps of such."""
+    """Return powers of ten, or 1, 2 and 5 times them; if these are few, evenly spaced values."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 2, 5)):
-        found = [s * 10.0**d for d in decades for s in steps]
-        inside = [value for value in found if low <= value <= high]
+        candidates = (s * 10.0**d for d in decades for s in steps)
+        inside = [value for value in candidates if low <= value <= high]
         if len(inside) >= 3:
             return inside[:: 1 + len(inside) // _MOST_TICKS]
     tenth = 10.0 ** math.floor(math.log10(high - low)) / 10
@@ -180,8 +167,8 @@ def _round_values(low: float, high: float) -> list[float]:
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _spelled(value: float, *, binary: bool) -> str:
-    """1500 as ``1.5k``; of sizes in bytes, 4096 as ``4K``."""
+def _label(value: float, *, binary: bool) -> str:
+    """Return 1500 as ``1.5k``; if ``binary``, 4096 as ``4K``."""
     base, units = (1024, "KMGT") if binary else (1000, "kMGT")
     for power in range(len(units), 0, -1):
         if value >= base**power:
@@ -190,18 +177,18 @@ def _spelled(value: float, *, binary: bool) -> str:
 
 
 def _line(index: int, name: str, line: Points, axes: tuple[_Axis, _Axis]) -> Iterator[str]:
-    """One series, and its line of the legend."""
+    """Yield one series and its line of the legend."""
     across, up = axes
     colour = _COLOURS[index % len(_COLOURS)]
     dash = _DASHES[index // len(_COLOURS) % len(_DASHES)]
     style = f'stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
-    places = [(across.at(x), up.at(y)) for x, y in line]
-    if places:
-        way = " ".join(f"{x:g},{y:g}" for x, y in places)
-        yield f'<polyline points="{way}" fill="none" {style}/>'
-    for (x, y), (left, top) in zip(line, places, strict=True):
-        told = f"<title>{escape(name)}: {x:.10g}, {y:.4g}</title>"
-        yield f'<circle cx="{left:g}" cy="{top:g}" r="3" fill="{colour}">{told}</circle>'
+    pixels = [(across.at(x), up.at(y)) for x, y in line]
+    if pixels:
+        path = " ".join(f"{x:g},{y:g}" for x, y in pixels)
+        yield f'<polyline points="{path}" fill="none" {style}/>'
+    for (x, y), (left, top) in zip(line, pixels, strict=True):
+        tooltip = f"<title>{escape(name)}: {x:.10g}, {y:.4g}</title>"
+        yield f'<circle cx="{left:g}" cy="{top:g}" r="3" fill="{colour}">{tooltip}</circle>'
     left, top = _PLOT + 14, _TOP + 6 + _LINE * index
     yield f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" {style}/>'
     yield _text(left + 32, top + 4, name)

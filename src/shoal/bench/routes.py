@@ -1,14 +1,14 @@
 """Suite ``routes``: each route of the collectives axis against torch's own all-reduce, over gloo.
 
-For each number of ranks and size one set of workers holds every route, and they take turns block by
-block; neighbouring blocks have opposite orders, so that whoever ran before another runs after it. A
-block's time is the slowest rank's. Which route wins where is told in a table of its own, with every
-route that the noise does not tell apart from it, and drawn as a map. Eight ranks, where machines
-have fewer cores, are measured at a few sizes only.
+For each number of ranks and size, one set of workers holds every route, and they take turns block
+by block; neighbouring blocks have opposite orders. A block's time is that of the slowest rank. A
+table of its own names the fastest route of each case, with every route that the noise does not
+distinguish from it; a map shows the same. Eight ranks, more than most machines have cores, are
+measured at a few sizes only.
 
-Bar: ``fastest``, which tries routes and then chooses, takes at most 1.1 times as long as torch's
-own. A twin of torch's own is the A/A control, whose half-width widens the bar; over
-``MAX_HALF_WIDTH`` there is a verdict only where the whole interval is on one side of the bar.
+Threshold: ``fastest``, which tries routes and then chooses one, takes at most 1.1 times as long as
+torch's own. A twin of torch's own is the A/A control, whose half-width widens the threshold. Above
+``MAX_HALF_WIDTH`` there is a verdict only where the whole interval lies on one side of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ from pathlib import Path
 from statistics import median
 
 from shoal.axes.collectives.kit.choose import WINNER, read_case
-from shoal.bench.blocks import slowest
-from shoal.bench.collective_times import turns
-from shoal.bench.form import Bar, Report, Result
 from shoal.bench.plot import write_map, write_plot
-from shoal.bench.statistics import MIN_BLOCKS, Estimate, estimate, judged, paired_ratios
-from shoal.bench.suites import Settings, Suite
+from shoal.bench.report import Report, Result, Threshold
+from shoal.bench.statistics import (
+    MIN_BLOCKS,
+    Estimate,
+    estimate,
+    lenient_verdict,
+    paired_ratios,
+    slowest,
+    turns,
+)
+from shoal.bench.suites import BenchSettings, Suite
 from shoal.notation import nbytes_text
 from shoal.testing.processes import run_workers
 
@@ -43,21 +49,21 @@ ROUTES = (
     "blueconnect(2, 2)",
 )
 NATIVE, TWIN, FASTEST = "native", "native, again", "fastest"
-BAR = "<= 1.1"
+THRESHOLD = "<= 1.1"
 _CALLS = 8  # of a block, at most
 _QUICK = ((2, SIZES[0]), (2, SIZES[4]), (4, SIZES[4]))
 _TIME = ": time"
 
 
 @dataclass(frozen=True)
-class Point:
+class RouteTimes:
     """Times of every route for one size and number of ranks.
 
     Attributes:
-        ranks: how many take part.
+        ranks: number of ranks.
         nbytes: of the message.
         times: route -> seconds of an all-reduce, block by block.
-        chosen: the route that ``fastest`` took.
+        chosen: the route that ``fastest`` chose.
     """
 
     ranks: int
@@ -67,12 +73,12 @@ class Point:
 
     @property
     def case(self) -> str:
-        """For the report."""
+        """The case in a report, as ``read_case`` parses it."""
         return f"{nbytes_text(self.nbytes)}, {self.ranks} ranks"
 
 
-def run(settings: Settings) -> Iterator[Result]:
-    """Every measurement of the suite."""
+def run(settings: BenchSettings) -> Iterator[Result]:
+    """Yield every result of the suite."""
     every = [(ranks, nbytes) for ranks in RANKS for nbytes in SIZES]
     every += [(MANY, nbytes) for nbytes in MANY_SIZES]
     plan, calls = (_QUICK, 1) if settings.quick else (every, _CALLS)
@@ -83,19 +89,19 @@ def run(settings: Settings) -> Iterator[Result]:
     yield from rows(points)
 
 
-def rows(points: Sequence[Point]) -> Iterator[Result]:
-    """Who wins where; then a table each route; then the control."""
+def rows(points: Sequence[RouteTimes]) -> Iterator[Result]:
+    """Yield the fastest route of each case, then a table for each route, then the controls."""
     yield from map(winner, points)
     for name in (FASTEST, *ROUTES):
         yield from (timed(point, name) for point in points if name in point.times)
     yield from (timed(point, NATIVE) for point in points)
 
 
-def winner(point: Point) -> Result:
-    """The route of the least median, named in the case with all that may be as fast.
+def winner(point: RouteTimes) -> Result:
+    """Return the row of the route with the least median; its case names all that may be as fast.
 
-    A route may be when the interval of its ratio to the best reaches down to 1. Where torch's own
-    is the best, its ratio is that of the control. ``fastest`` is one of the others by proxy.
+    A route may be as fast if the interval of its ratio to the best one reaches down to 1. Where
+    torch's own is the best, its ratio is that of the control. ``fastest`` is no route of its own.
     """
     routes = [name for name in point.times if name not in (TWIN, FASTEST)]
     best, *others = sorted(routes, key=lambda name: median(point.times[name]))
@@ -104,26 +110,27 @@ def winner(point: Point) -> Result:
     return replace(timed(point, best), case=case, metric=WINNER, against=NATIVE)
 
 
-def _ratio(point: Point, name: str, peer: str) -> Estimate:
+def _ratio(point: RouteTimes, name: str, peer: str) -> Estimate:
     return estimate(paired_ratios(point.times[name], point.times[peer]))
 
 
-def timed(point: Point, name: str) -> Result:
-    """The time of one route, against torch's own; of torch's own, against its twin."""
+def timed(point: RouteTimes, name: str) -> Result:
+    """Return the time of one route against torch's own, or of torch's own against its twin."""
     peer = TWIN if name == NATIVE else NATIVE
-    ratio, taken = _ratio(point, name, peer), 1e3 * median(point.times[name])
-    row = Result(point.case, f"{name}{_TIME}", taken, "ms", peer, ratio.value, ratio.interval)
+    ratio, value = _ratio(point, name, peer), 1e3 * median(point.times[name])
+    row = Result(point.case, f"{name}{_TIME}", value, "ms", peer, ratio.value, ratio.interval)
     if name != FASTEST:
         return row
-    holds = judged(Bar.parse(BAR), ratio, _ratio(point, TWIN, NATIVE))
-    return replace(row, case=f"{point.case}: {point.chosen}", bar=BAR, holds=holds)
+    passes = lenient_verdict(Threshold.parse(THRESHOLD), ratio, _ratio(point, TWIN, NATIVE))
+    case = f"{point.case}: {point.chosen}"
+    return replace(row, case=case, threshold=THRESHOLD, passes=passes)
 
 
 Series = dict[str, list[tuple[float, float]]]
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Time over size for each number of ranks, over ranks for some sizes, and who wins where."""
+    """Plot time over size for each number of ranks, over ranks for some sizes, and the winners."""
     by_ranks, by_size = dict[int, Series](), dict[int, Series]()
     for row in report.results:
         name, mark, _ = row.metric.partition(_TIME)
@@ -161,26 +168,26 @@ def _draw_winners(report: Report, path: Path) -> None:
 SUITE = Suite("routes", "each route against torch's own all-reduce, by size and ranks", run, draw)
 
 
-def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> Point:
-    """Times of every route for one size, in one set of workers.
+def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> RouteTimes:
+    """Time every route for one size, in one set of workers.
 
     Args:
-        ranks: how many take part.
+        ranks: number of ranks.
         nbytes: of the message.
         blocks: how often each route is timed.
-        calls: how many all-reduces at most make one timing.
+        calls: all-reduces in one timing, at most.
     """
-    from shoal.wire.probe import in_a_row  # with torch, which a list of suites need not load
+    from shoal.wire.probe import in_a_row
 
-    times = in_a_row(nbytes, calls)
-    workers = run_workers(ranks, time_blocks, nbytes, blocks, times, seconds=1800)
+    repeats = in_a_row(nbytes, calls)
+    workers = run_workers(ranks, time_blocks, nbytes, blocks, repeats, seconds=1800)
     names = list(workers[0][0])
     seconds = {name: slowest([worker[0][name] for worker in workers]) for name in names}
-    return Point(ranks, nbytes, seconds, chosen=workers[0][1])
+    return RouteTimes(ranks, nbytes, seconds, chosen=workers[0][1])
 
 
-def time_blocks(nbytes: int, blocks: int, times: int) -> tuple[dict[str, list[float]], str]:
-    """What a worker does: seconds of each route, and which one ``fastest`` chose."""
+def time_blocks(nbytes: int, blocks: int, repeats: int) -> tuple[dict[str, list[float]], str]:
+    """Return, in a worker, the seconds of each route, and which one ``fastest`` chose."""
     import torch
     import torch.distributed as dist
 
@@ -193,18 +200,18 @@ def time_blocks(nbytes: int, blocks: int, times: int) -> tuple[dict[str, list[fl
     index = ReplicaIndex(dist.get_rank(), dist.get_world_size())
     known = {name: make(name) for name in (NATIVE, *ROUTES, FASTEST)}
     served = {name: route for name, route in known.items() if not route.refusal(index.workers)}
-    runs = {name: routed(route, index, None) or dist.all_reduce for name, route in served.items()}
-    runs[TWIN] = runs[NATIVE]
+    reduce = {name: routed(route, index, None) or dist.all_reduce for name, route in served.items()}
+    reduce[TWIN] = reduce[NATIVE]
     message = torch.zeros(nbytes // 4)  # zeros stay zeros, however often they are summed
-    names = list(runs)
+    names = list(reduce)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for block in range(-2, blocks):  # two that are not counted: connections, buffers, the choice
+    for block in range(-2, blocks):  # two warm up: connections, buffers, the choice
         for name in (names[i] for i in turns(block, len(names))):
             dist.barrier()
             begin = time.perf_counter()
-            for _ in range(times):
-                runs[name](message)
-            seconds[name].append((time.perf_counter() - begin) / times)
-    chooser = runs[FASTEST]
+            for _ in range(repeats):
+                reduce[name](message)
+            seconds[name].append((time.perf_counter() - begin) / repeats)
+    chooser = reduce[FASTEST]
     chosen = repr(chooser.chosen[nbytes]) if isinstance(chooser, RouteTuner) else ""
-    return {name: taken[2:] for name, taken in seconds.items()}, chosen
+    return {name: each[2:] for name, each in seconds.items()}, chosen

@@ -1,4 +1,4 @@
-"""What a suite is, and how one is run: a generator of results, and a header around them."""
+"""What a suite is, and how to run one: a generator of results, collected under a header."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from shoal.bench.form import Header, Machine, Report, Result
+from shoal.bench.report import Header, Machine, Report, Result
 from shoal.cores import usable_cores
 
 Progress = Callable[[str, int, int], None]
-"""Told (what is being measured, parts done, parts in all) as a suite goes on."""
+"""Called with (what is being measured, parts done, parts in all) while a suite runs."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """How to run a suite.
 
     Attributes:
         quick: end within a minute: fewer cases and blocks.
         seed: of data and initial parameters.
-        progress: called as the suite goes on.
+        progress: called while the suite runs.
     """
 
     quick: bool = False
@@ -36,7 +36,7 @@ class Settings:
     progress: Progress = silent
 
     def seeds(self, count: int) -> range:
-        """So many seeds from the first on; only that one if quick."""
+        """Return ``count`` seeds, from ``seed`` on; only one if quick."""
         return range(self.seed, self.seed + (1 if self.quick else count))
 
 
@@ -48,43 +48,43 @@ class Suite:
         name: what one types.
         summary: one line for ``shoal bench --list``.
         run: yields each result as soon as it is known.
-        draw: writes plots of a report into a folder, and says where they are.
-        seeds: how many it takes, from the one in its settings on; one if quick.
+        draw: writes plots of a report into a folder, and returns their paths.
+        seeds: how many it uses, from the one in its settings on; one if quick.
     """
 
     name: str
     summary: str
-    run: Callable[[Settings], Iterable[Result]]
+    run: Callable[[BenchSettings], Iterable[Result]]
     draw: Callable[[Report, Path], Iterable[Path]] | None = None
     seeds: int = 1
 
 
 class Stopped(KeyboardInterrupt):
-    """Somebody pressed Ctrl-C; what was measured until then is in ``report``."""
+    """Ctrl-C during a suite; the results up to then are in ``report``."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
 
 
-def run(suite: Suite, settings: Settings) -> Report:
+def run(suite: Suite, settings: BenchSettings) -> Report:
     """Run a suite to its end.
 
     Raises:
-        Stopped: Ctrl-C; it holds the results so far.
+        Stopped: Ctrl-C; it contains the results so far.
     """
-    begun = header(suite.name, tuple(settings.seeds(suite.seeds)))
+    head = header(suite.name, tuple(settings.seeds(suite.seeds)))
     results: list[Result] = []
     try:
         for result in suite.run(settings):
             results.append(result)
     except KeyboardInterrupt as stop:
-        raise Stopped(Report(begun, tuple(results))) from stop
-    return Report(begun, tuple(results))
+        raise Stopped(Report(head, tuple(results))) from stop
+    return Report(head, tuple(results))
 
 
 def header(suite: str, seeds: tuple[int, ...]) -> Header:
-    """The header of a report that begins now, on this machine."""
+    """Return the header of a report that begins now, on this machine."""
     import torch
 
     import shoal
@@ -104,7 +104,7 @@ def header(suite: str, seeds: tuple[int, ...]) -> Header:
 
 
 def machine() -> Machine:
-    """This machine."""
+    """Describe this machine."""
     return Machine(
         cpu=_cpu(),
         cores=usable_cores(),
@@ -130,7 +130,7 @@ def _memory_nbytes() -> int:
 
 
 def _commit(folder: Path) -> str:
-    """The commit of the sources measured, ``-dirty`` when edited since; unknown outside of git."""
+    """Return the commit of the sources, ``-dirty`` if edited since; "unknown" outside of git."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -143,7 +143,7 @@ def _commit(folder: Path) -> str:
 
     describe = ("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty")
     try:
-        # An installed copy may lie inside somebody else's repository, which is not our commit.
+        # An installed copy may lie inside another project's repository, whose commit is not ours.
         ours = git("ls-files", Path(__file__).name)
         return (ours and git(*describe)) or "unknown"
     except (OSError, subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""``shoal bench SUITE``: run a benchmark suite, show its table, keep its numbers.
+"""``shoal bench SUITE``: run a benchmark suite, show its tables, write its report.
 
-Exit codes: 0 every bar holds; 1 one does not; 2 the command will not do; 3 the machine was too
-noisy for a verdict; 130 Ctrl-C: what was measured until then is shown and kept.
+Exit codes: 0 all thresholds are met; 1 one is not; 2 a wrong command line; 3 none fails, but one is
+inconclusive; 130 Ctrl-C: the results up to then are shown and written.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it
     from rich.console import Console
     from rich.table import Table
 
-    from shoal.bench.form import Report, Result
+    from shoal.bench.report import Report, Result
     from shoal.bench.suites import Progress, Suite
 
-_CASE, _NUMBERS = 24, 64  # columns of a case's name, at least, and of what stands beside it
-_WIDE = 160  # columns of a file or pipe, which wraps nothing
+_CASE, _NUMBERS = 24, 68  # least columns of a case's name, and columns of the numbers beside it
+_WIDE = 160  # columns of a file or pipe, where no line is wrapped
 _INTERRUPTED = 130
 
 
@@ -42,29 +42,29 @@ def bench(
     seed: int = typer.Option(0, "--seed", min=0, help="Of data and initial parameters."),
     list_: bool = typer.Option(False, "--list", help="Show the suites and end."),
 ) -> None:
-    """Measure Shoal against its peers. Exit code 1: a bar does not hold; 3: too noisy to tell."""
+    """Measure Shoal against its peers. Exit code 1: a threshold fails; 3: one is inconclusive."""
     from rich.console import Console
 
     from shoal import bench as benchmarks
-    from shoal.bench.suites import Settings, Stopped, run
+    from shoal.bench.suites import BenchSettings, Stopped, run
 
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if known else _WIDE)
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if has_width else _WIDE)
     if list_:
-        console.print(listing(benchmarks.SUITES))
+        console.print(suite_table(benchmarks.all_suites()))
         return
     if not suite:
-        names = ", ".join(each.name for each in benchmarks.SUITES)
+        names = ", ".join(each.name for each in benchmarks.all_suites())
         raise UsageError(f"shoal bench: name a suite, one of: {names}")
     target = None if json is None else writable(json)
-    chosen = tailored(benchmarks.find(suite), ranks, sizes)
-    with watched(Console(stderr=True)) as progress:
+    chosen = with_options(benchmarks.find(suite), ranks, sizes)
+    with live_progress(Console(stderr=True)) as progress:
         try:
-            report, stopped = run(chosen, Settings(quick, seed, progress)), False
+            report, stopped = run(chosen, BenchSettings(quick, seed, progress)), False
         except Stopped as stop:
             report, stopped = stop.report, True
     show(console, report)
-    remark(console, chosen)
+    show_missing_peer(console, chosen)
     if target is not None:
         replace_text(target, report.to_json())
         console.print(f"[dim]written to[/dim] {target}", soft_wrap=True)
@@ -75,27 +75,27 @@ def bench(
 
 
 def writable(path: Path) -> Path:
-    """Where ``path`` leads, after a trial that a file can be written there.
+    """Return the resolved path, after checking that a file can be written there.
 
-    A benchmark runs for minutes: better to hear of a typing error before than after.
+    A benchmark runs for minutes, so a mistyped path is refused before it, not after.
     """
     target = path.expanduser().resolve()
     call = f"--json {path}"
     if target.exists() and not target.is_file():
-        raise BadArgument(call, "is there already and no regular file; name a file")
+        raise BadArgument(call, "exists and is not a regular file; name a file")
     try:
         with tempfile.TemporaryFile(dir=target.parent):
             return target
     except FileNotFoundError:
         raise BadArgument(call, f"there is no directory {target.parent}; make it first") from None
     except OSError as error:
-        why = f"cannot write in {target.parent} ({error.strerror}); name another place"
+        why = f"cannot write in {target.parent} ({error.strerror}); name another directory"
         raise BadArgument(call, why) from None
 
 
-def tailored(suite: Suite, ranks: str, sizes: str) -> Suite:
-    """The suite, with what was asked of it; only collectives have ranks and sizes."""
-    from shoal.bench import collectives
+def with_options(suite: Suite, ranks: str, sizes: str) -> Suite:
+    """Return the suite with --ranks and --sizes, which only collectives has."""
+    from shoal.bench.collectives import suite as collectives
 
     if suite is collectives.SUITE:
         return collectives.suite(
@@ -110,16 +110,16 @@ def tailored(suite: Suite, ranks: str, sizes: str) -> Suite:
     return suite
 
 
-def remark(console: Console, suite: Suite) -> None:
-    """Which peer was not there to be measured, and why."""
-    from shoal.bench import collectives, mpi_peer
+def show_missing_peer(console: Console, suite: Suite) -> None:
+    """After collectives, print why MPI was not measured, if it was not."""
+    from shoal.bench.collectives import mpi_peer
 
-    if suite.name == collectives.SUITE.name and (why := mpi_peer.find().why_not):
+    if suite.name == "collectives" and (why := mpi_peer.find_mpi().why_not):
         console.print(f"MPI was not measured: {why}", markup=False, soft_wrap=True)
 
 
 def draw(console: Console, suite: Suite, report: Report, target: Path) -> None:
-    """The plots of a suite that has any, in a folder beside the report, with its name."""
+    """Write the suite's plots, if it has any, into a folder beside the report."""
     if suite.draw is None:
         return
     folder = target.with_name(f"{target.stem}-plots")
@@ -129,10 +129,10 @@ def draw(console: Console, suite: Suite, report: Report, target: Path) -> None:
 
 
 @contextmanager
-def watched(console: Console) -> Iterator[Progress]:
-    """A live line that says what is being measured and how far it is; in a log, a line for each."""
+def live_progress(console: Console) -> Iterator[Progress]:
+    """Show a progress bar on a terminal; in a log, write a line for each thing measured."""
     if not console.is_terminal:
-        yield in_lines(console)
+        yield line_progress(console)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -145,11 +145,11 @@ def watched(console: Console) -> Iterator[Progress]:
         )
 
 
-def in_lines(console: Console) -> Progress:
-    """Progress for a log: what is being measured, when that is something else than before."""
+def line_progress(console: Console) -> Progress:
+    """Return progress for a log: one line whenever another thing is being measured."""
     begin, last = time.monotonic(), ""
 
-    def tell(what: str, done: int, total: int) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         nonlocal last
         if what != last:
             last = what
@@ -157,11 +157,11 @@ def in_lines(console: Console) -> Progress:
             line = f"{minutes}:{seconds:02} {what} ({done} of {total})"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    return tell
+    return progress
 
 
-def listing(suites: tuple[Suite, ...]) -> Table:
-    """The suites, one a line."""
+def suite_table(suites: tuple[Suite, ...]) -> Table:
+    """Return a table of the suites, one on a line."""
     from rich.table import Table
 
     table = Table("suite", "what it measures", box=None, pad_edge=False)
@@ -171,15 +171,15 @@ def listing(suites: tuple[Suite, ...]) -> Table:
 
 
 def show(console: Console, report: Report) -> None:
-    """A table for each metric and peer; then where and with what they were measured."""
+    """Print a table for each metric and peer, then machine, versions and commit."""
     head, machine = report.header, report.header.machine
     longest = max((len(result.case) for result in report.results), default=0)
     width = min(longest, max(_CASE, console.width - _NUMBERS))
     for title, results in groupby(report.results, heading):
         console.print(title, style="bold", markup=False, highlight=False)
-        console.print(tabled(results, width))
+        console.print(result_table(results, width))
         console.print()
-    console.print(tally(report.results), markup=False, highlight=False, soft_wrap=True)
+    console.print(summary(report.results), markup=False, highlight=False, soft_wrap=True)
     versions = ", ".join(f"{name} {version}" for name, version in head.versions.items())
     memory = f"{machine.memory_nbytes / 2**30:.0f} GiB"
     for line in (
@@ -190,33 +190,35 @@ def show(console: Console, report: Report) -> None:
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def tally(results: Sequence[Result]) -> str:
-    """How many bars hold, and which do not or are undecided."""
-    barred = [result for result in results if result.bar]
-    held = sum(result.holds is True for result in barred)
-    lines = [f"{held} of {len(barred)} bars hold"]
-    for word, those in (
-        ("fails", [r for r in barred if r.holds is False]),
-        ("no verdict", [r for r in barred if r.undecided]),
+def summary(results: Sequence[Result]) -> str:
+    """Return how many thresholds pass, and which fail or are inconclusive."""
+    judged = [result for result in results if result.threshold]
+    count = sum(result.passes is True for result in judged)
+    lines = [f"{count} of {len(judged)} thresholds pass"]
+    for word, rows in (
+        ("fail", [r for r in judged if r.passes is False]),
+        ("inconclusive", [r for r in judged if r.inconclusive]),
     ):
-        lines += [f"{word}: {r.case}, {r.metric} {r.ratio or r.value:.3f} ({r.bar})" for r in those]
+        lines += [
+            f"{word}: {r.case}, {r.metric} {r.ratio or r.value:.3f} ({r.threshold})" for r in rows
+        ]
     return "\n".join(lines)
 
 
 def heading(result: Result) -> str:
-    """What the results of one table have in common."""
+    """Return what the results of one table have in common."""
     return result.metric + (f" against {result.against}" if result.against else "")
 
 
-def tabled(results: Iterable[Result], width: int) -> Table:
-    """Results with their intervals, bars and verdicts; the cases ``width`` characters wide."""
+def result_table(results: Iterable[Result], width: int) -> Table:
+    """Return results with intervals, thresholds and verdicts; cases ``width`` characters wide."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("case", width=width, overflow="fold")
     for name, columns in (("value", 8), ("ratio", 5), ("95 % interval", 14)):
         table.add_column(name, min_width=columns, justify="right", no_wrap=True)
-    for name, columns in (("bar", 7), ("verdict", 10)):
+    for name, columns in (("threshold", 9), ("verdict", 12)):
         table.add_column(name, min_width=columns, no_wrap=True)
     for result in results:
         table.add_row(*cells(result))
@@ -224,14 +226,14 @@ def tabled(results: Iterable[Result], width: int) -> Table:
 
 
 def cells(result: Result) -> Iterator[str]:
-    """One row of a table."""
+    """Yield the cells of one row."""
     from rich.markup import escape
 
     interval = result.interval
-    words = {True: "[green]holds[/green]", False: "[red]fails[/red]", None: ""}
+    verdicts = {True: "[green]pass[/green]", False: "[red]fail[/red]", None: ""}
     yield escape(result.case)
     yield f"{result.value:.4g} {result.unit}".rstrip()
     yield "" if result.ratio is None else f"{result.ratio:.3f}"
     yield "" if interval is None else f"{interval.low:.3f} .. {interval.high:.3f}"
-    yield result.bar or ""
-    yield "[yellow]no verdict[/yellow]" if result.undecided else words[result.holds]
+    yield result.threshold or ""
+    yield "[yellow]inconclusive[/yellow]" if result.inconclusive else verdicts[result.passes]

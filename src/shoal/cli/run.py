@@ -56,9 +56,9 @@ def start(command: list[str], options: LaunchOptions) -> int:
     """Check the options, then launch on this machine or on each host of a testbed."""
     from shoal.runtime.launcher.launch import launch
     from shoal.runtime.launcher.options import check
-    from shoal.testbed.launching import launch_on, named
+    from shoal.testbed.launch import find_testbed, launch_on
 
-    bed = named(options.hosts)
+    bed = find_testbed(options.hosts)
     if bed is not None:
         # Each host of the testbed checks its own --hosts options.
         options = replace(options, hosts=())

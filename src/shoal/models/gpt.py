@@ -1,7 +1,7 @@
-"""A plain decoder-only transformer that says how it may be cut.
+"""A decoder-only transformer with tensor and pipeline parallelism.
 
-``forward`` is a chain (embed, blocks, norm, head), so a pipeline cuts it between any two links;
-attention never names the number of heads, so a tensor rank can hold some of them.
+``forward`` is a chain (embed, blocks, norm, head), which a pipeline may split between any two.
+Attention does not use the number of heads, so a tensor rank can have some of them.
 
 References:
     Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
@@ -21,7 +21,7 @@ from shoal.errors import BadArgument, UsageError
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT; ``tied`` makes head and token embedding one matrix."""
+    """Sizes of a GPT; if ``tied``, head and token embedding share one matrix."""
 
     vocab: int
     context: int = 64
@@ -38,7 +38,7 @@ class GPTConfig:
 
 
 class Embed(nn.Module):
-    """Tokens and positions to vectors."""
+    """Sum of token and position embeddings."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Embed(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer MLP, each added to its input."""
+    """Attention and a two-layer MLP, each with a residual connection."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, time, width), the same out
         batch, time, _ = x.shape
-        # q, k and v lie side by side within a head, so a share of the rows is whole heads
+        # q, k and v of a head are adjacent, so a rank's part of the rows is whole heads
         qkv = self.qkv(self.norm1(x)).view(batch, time, -1, 3 * self.head_width).transpose(1, 2)
         q, k, v = qkv.split(self.head_width, dim=-1)  # (batch, heads here, time, head_width)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Logits of the next token at every position."""
+    """Computes logits of the next token at every position."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:  # what is added to the stream starts smaller, as in GPT-2
+            if parameter.dim() > 1:  # layers before a residual sum start smaller, as in GPT-2
                 adds = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** (adds / 2))
         if config.tied:
@@ -97,7 +97,7 @@ class GPT(nn.Module):
         return cast(Tensor, self.head(self.norm(x)))
 
     def tensor_plan(self, n: int) -> dict[str, str]:
-        """Megatron's cut: whole heads and MLP columns on each of ``n`` ranks."""
+        """Return Megatron's plan: whole heads and MLP columns on each of ``n`` ranks."""
         if (heads := self.config.heads) % n:
             why = f"the {heads} heads of this GPT do not divide by {n}"
             raise UsageError(f"tensor({n}): because {why}; instead: a degree that divides them")
@@ -106,7 +106,7 @@ class GPT(nn.Module):
         return {"embed.tokens": "vocab", **blocks, "head": "gathered"}
 
     def pipe_stages(self, n: int) -> list[list[str]]:
-        """Blocks dealt as evenly as can be; norm and head at the end."""
+        """Return the stages: blocks divided as evenly as possible, norm and head in the last."""
         if (count := len(self.blocks)) < n:
             why = f"this GPT has {count} blocks, fewer than stages"
             raise UsageError(f"pipe({n}): because {why}; instead: pipe({count}), or more layers")
@@ -116,5 +116,5 @@ class GPT(nn.Module):
 
 
 def gpt(vocab: int, context: int = 64, **sizes: Any) -> GPT:
-    """A :class:`GPT`; the other sizes are the fields of :class:`GPTConfig`."""
+    """Return a :class:`GPT`; other sizes are the fields of :class:`GPTConfig`."""
     return GPT(GPTConfig(vocab, context, **sizes))

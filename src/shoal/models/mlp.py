@@ -1,4 +1,4 @@
-"""A multi-layer perceptron: the smallest model worth cutting."""
+"""A multi-layer perceptron with tensor and pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shoal.errors import BadArgument
 
 
 class MLP(nn.Sequential):
-    """Flatten, then linear layers with ReLU between them; being a chain, it can be a pipeline."""
+    """Flatten, then linear layers with ReLU between them; as a Sequential, it can be a pipeline."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         if len(widths) < 2 or min(widths) < 1:
             raise BadArgument(f"MLP({list(widths)})", "needs at least two widths, all positive")
         layers: list[nn.Module] = [nn.Flatten()]
-        for here, there in pairwise(widths):
-            layers += [nn.Linear(here, there), nn.ReLU()]
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         super().__init__(*layers[:-1])  # no ReLU after the last
 
     def tensor_plan(self, n: int) -> dict[str, str]:
-        """Columns and rows in turn, so that every second layer ends whole again."""
+        """Return columns and rows in turn, so that every second layer's output is complete."""
         linears = [name for name, m in self.named_children() if isinstance(m, nn.Linear)]
         plan = {name: "row" if i % 2 else "column" for i, name in enumerate(linears)}
         if len(linears) % 2:
@@ -31,5 +31,5 @@ class MLP(nn.Sequential):
 
 
 def mlp(inputs: int, outputs: int, *, width: int = 64, layers: int = 2) -> MLP:
-    """An :class:`MLP` with ``layers`` linear layers, ``width`` features between them."""
+    """Return an :class:`MLP` with ``layers`` linear layers, ``width`` features between them."""
     return MLP([inputs, *[width] * (layers - 1), outputs])

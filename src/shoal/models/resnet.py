@@ -16,44 +16,44 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def convolution(here: int, there: int, *, size: int = 3, stride: int = 1) -> nn.Sequential:
-    """A convolution without bias, then the batch norm that has one."""
-    conv = nn.Conv2d(here, there, size, stride=stride, padding=size // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(there))
+def convolution(inputs: int, outputs: int, *, size: int = 3, stride: int = 1) -> nn.Sequential:
+    """Return a convolution without bias and a batch norm."""
+    conv = nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions, added to their input."""
+    """Two 3x3 convolutions with a residual connection."""
 
-    def __init__(self, here: int, there: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.first = convolution(here, there, stride=stride)
-        self.second = convolution(there, there)
-        same = here == there and stride == 1
-        self.short = nn.Identity() if same else convolution(here, there, size=1, stride=stride)
+        self.first = convolution(inputs, outputs, stride=stride)
+        self.second = convolution(outputs, outputs)
+        same = inputs == outputs and stride == 1
+        self.short = nn.Identity() if same else convolution(inputs, outputs, size=1, stride=stride)
 
-    def forward(self, x: Tensor) -> Tensor:  # (batch, here, h, w) -> (batch, there, h/s, w/s)
+    def forward(self, x: Tensor) -> Tensor:  # (batch, inputs, h, w) -> (batch, outputs, h/s, w/s)
         y = self.second(F.relu(self.first(x)))
         return F.relu(cast(Tensor, self.short(x)) + y)
 
 
 class ResNet(nn.Sequential):
-    """Stem, residual blocks, mean over the image, linear: a chain, so it can be a pipeline."""
+    """Stem, residual blocks, mean over the image, linear; as a Sequential, it can be a pipeline."""
 
     def __init__(self, channels: int, classes: int, widths: Sequence[int]) -> None:
         links: OrderedDict[str, nn.Module] = OrderedDict()
         links["stem"] = nn.Sequential(convolution(channels, widths[0]), nn.ReLU())
-        here = widths[0]
-        for i, there in enumerate(widths):
-            links[f"block{i}"] = Residual(here, there, stride=1 if there == here else 2)
-            here = there
+        inputs = widths[0]
+        for i, outputs in enumerate(widths):
+            links[f"block{i}"] = Residual(inputs, outputs, stride=1 if outputs == inputs else 2)
+            inputs = outputs
         links["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        links["head"] = nn.Linear(here, classes)
+        links["head"] = nn.Linear(inputs, classes)
         super().__init__(links)
 
 
 def resnet(
     channels: int = 3, classes: int = 10, *, width: int = 16, depth: int = 1, stages: int = 3
 ) -> ResNet:
-    """A :class:`ResNet`: ``stages`` of ``depth`` blocks, each twice as wide and half as large."""
+    """Return a :class:`ResNet`; each stage has ``depth`` blocks, twice as wide as the last."""
     return ResNet(channels, classes, [width * 2**s for s in range(stages) for _ in range(depth)])

@@ -1,1 +1,1 @@
-"""Runs that need no hardware: virtual time in, a timeline out."""
+"""Simulation without hardware, in virtual time. Nothing in the package calls it yet but tests."""

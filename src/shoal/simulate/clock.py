@@ -1,8 +1,8 @@
 """Virtual time: an event queue that jumps from one event to the next and never sleeps.
 
-A process is a generator. It yields seconds to sleep, or a :class:`ClockEvent` to wait for, whose
-value it is sent. Events due at the same instant run in the order in which they were scheduled, so
-a run can be repeated exactly::
+A process is a generator. It yields seconds to sleep, or a :class:`ClockEvent` to wait for, and is
+sent the value of the event. Events due at the same instant run in the order in which they were
+scheduled, so a run can be repeated exactly::
 
     >>> clock = Clock()
     >>> def worker(name, seconds):
@@ -29,11 +29,11 @@ from typing import Any
 from shoal.errors import BadArgument
 
 Process = Generator["float | ClockEvent", Any, Any]
-"""Yields seconds or an event; what it returns is the value of the event that ``start`` gave."""
+"""Yields seconds or an event; its return value is the value of the event from ``start``."""
 
 
 class ClockEvent:
-    """Something that happens once, with a value; processes may wait for it."""
+    """An event that happens once, with a value; processes can wait for it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class ClockEvent:
         self.value: Any = None
 
     def fire(self, value: Any = None) -> None:
-        """Let it happen now: those who wait go on at this instant, first come first."""
+        """Make it happen now; waiting processes resume at this instant, first come first."""
         if self.happened:
             raise BadArgument(f"fire({value!r})", "an event happens once; make another")
         self.happened, self.value = True, value
@@ -51,7 +51,7 @@ class ClockEvent:
         self._waiting.clear()
 
     def then(self, fn: Callable[[Any], None]) -> None:
-        """Call ``fn(value)`` when it happens; soon, if it already has."""
+        """Call ``fn(value)`` when it happens; at this instant if it already has."""
         if self.happened:
             self._clock.after(0, partial(fn, self.value))
         else:
@@ -59,42 +59,42 @@ class ClockEvent:
 
 
 class Clock:
-    """The time of a simulation, in seconds, and all that is still to happen in it."""
+    """The time of a simulation, in seconds, and its queue of events."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.running = 0
-        """Processes started and not ended: above zero after :meth:`run`, some wait for ever."""
+        """Processes started and not ended; above zero after :meth:`run`, some wait forever."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._turn = count()
 
     def at(self, time: float, fn: Callable[[], None]) -> None:
-        """Call ``fn`` at that time, which must not have passed."""
+        """Call ``fn`` at that time, which must not be in the past."""
         if not self.now <= time < float("inf"):
             raise BadArgument(f"at({time})", f"must be finite and not before now ({self.now})")
         heapq.heappush(self._queue, (time, next(self._turn), fn))
 
     def after(self, delay: float, fn: Callable[[], None]) -> None:
-        """Call ``fn`` when ``delay`` seconds have passed."""
+        """Call ``fn`` after ``delay`` seconds."""
         if not 0 <= delay < float("inf"):
             raise BadArgument(f"after({delay})", "a delay must be finite and >= 0 seconds")
         self.at(self.now + delay, fn)
 
     def event(self) -> ClockEvent:
-        """An event that has not happened yet."""
+        """Return an event that has not happened yet."""
         return ClockEvent(self)
 
     def start(self, process: Process) -> ClockEvent:
-        """Start a process at this instant; the event happens when it ends, with what it returns."""
+        """Start a process at this instant; return an event with its return value, when it ends."""
         ended = self.event()
         self.running += 1
         self.after(0, partial(self._resume, process, ended, None))
         return ended
 
     def run(self, until: float | None = None) -> float:
-        """Let happen all that is due up to and at ``until`` (None: all); returns the time then."""
+        """Run all events up to and at ``until`` (None: all); return the time after them."""
         if until is not None and not self.now <= until:
-            raise BadArgument(f"run(until={until})", f"time has passed: now is {self.now}")
+            raise BadArgument(f"run(until={until})", f"is in the past: now is {self.now}")
         while self._queue and (until is None or self._queue[0][0] <= until):
             self.now, _, fn = heapq.heappop(self._queue)
             fn()

@@ -1,11 +1,11 @@
-"""Price of a communication schedule: play one step of it in virtual time.
+"""Cost of a communication schedule: simulate one step in virtual time.
 
-The step begins with backward and ends with the next forward, so that what a schedule hides behind
-either shows. Two processes share the clock:
+The step begins with backward and ends with the next forward, so that overlap with either counts.
+Two processes share the clock:
 
 * compute: backward from the last layer to the first, the update, forward from the first layer to
   the last; before each it waits for the tasks due there;
-* link: one message at a time, in the order of the tasks; each goes once it is ready and the one
+* link: one message at a time, in the order of the tasks; each is sent once it is ready and the one
   before it has arrived.
 
 Compute and messages do not slow each other down, and the update takes no time.
@@ -25,21 +25,21 @@ from shoal.simulate.clock import Clock, Process
 from shoal.timeline.span import COMPUTE, EXCHANGE, WAIT, Span
 
 
-class Priced(NamedTuple):
-    """What one step costs, and what happened in it, by start."""
+class SimulatedStep(NamedTuple):
+    """Seconds of one step, and its spans in the order of their start."""
 
     seconds: float
     spans: tuple[Span, ...]
 
 
-def schedule_seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> Priced:
-    """Seconds from the start of backward to the end of the next forward.
+def schedule_seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> SimulatedStep:
+    """Simulate from the start of backward to the end of the next forward.
 
     Args:
-        tasks: what the schedule planned for these layers.
+        tasks: of the schedule, for these layers.
         layers: in the order of forward, with their seconds.
-        cost: seconds that an all-reduce of so many bytes takes; the phases ``scatter`` and
-            ``gather`` are its two halves.
+        cost: takes bytes, returns seconds of an all-reduce; the phases ``scatter`` and ``gather``
+            take half of it each.
     """
     step = _Step(tasks, layers, cost)
     computed = step.clock.start(step.compute())
@@ -47,13 +47,17 @@ def schedule_seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost)
     step.clock.run()
     if not computed.happened:
         number = next(i for i, arrived in enumerate(step.arrived) if not arrived.happened)
-        why = f"task {number} can never arrive in time: {_told(tasks[number])}"
+        ready, due = (f"{m.kind}({m.layer})" for m in (tasks[number].ready, tasks[number].due))
+        why = (
+            f"task {number} can never arrive in time: it is ready after {ready}, or behind a task "
+            f"that is late, but due before {due}"
+        )
         raise BadArgument(f"schedule_seconds({len(tasks)} tasks)", why)
-    return Priced(computed.value, tuple(sorted(step.spans, key=lambda span: span.start)))
+    return SimulatedStep(computed.value, tuple(sorted(step.spans, key=lambda span: span.start)))
 
 
 class _Step:
-    """One step being played."""
+    """The state of one simulated step."""
 
     def __init__(self, tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> None:
         self.clock = Clock()
@@ -66,7 +70,7 @@ class _Step:
             for moment in (task.ready, task.due):
                 if _plain(moment) not in self.done:
                     call = f"schedule_seconds({len(layers)} layers)"
-                    raise BadArgument(call, f"task {number} speaks of {moment}: no such layer")
+                    raise BadArgument(call, f"task {number} refers to {moment}: no such layer")
             self.due.setdefault(_plain(task.due), []).append(number)
 
     def compute(self) -> Process:
@@ -86,7 +90,7 @@ class _Step:
             yield self.done[_plain(task.ready)]
             start = self.clock.now
             yield self.cost(task.nbytes) * (1.0 if task.phase == "reduce" else 0.5)
-            self._span(EXCHANGE, self._carried(task), start, task.nbytes)
+            self._span(EXCHANGE, self._message_name(task), start, task.nbytes)
             arrived.fire()
 
     def _span(self, lane: str, name: str, start: float, nbytes: int = 0) -> None:
@@ -104,24 +108,19 @@ class _Step:
             return "update"
         return f"{moment.kind} {self.layers[moment.layer].name}"
 
-    def _carried(self, task: Task) -> str:
+    def _message_name(self, task: Task) -> str:
         names = [self.layers[s.layer].name for s in task.slices]
         ends = names if len(names) < 2 else [names[0], "..", names[-1]]
         return " ".join([task.phase, *ends])
 
 
 def _moments(layers: int) -> Iterator[Event]:
-    """All that compute does in a step, in order."""
+    """Yield the events of compute in a step, in order."""
     yield from (Event("backward", index) for index in reversed(range(layers)))
     yield Event("update")
     yield from (Event("forward", index) for index in range(layers))
 
 
 def _plain(moment: Event) -> Event:
-    """There is one update, whatever layer it is said of."""
+    """Return the event without its layer if it is an update: there is one update for all."""
     return Event("update") if moment.kind == "update" else moment
-
-
-def _told(task: Task) -> str:
-    ready, due = (f"{m.kind}({m.layer})" for m in (task.ready, task.due))
-    return f"it is ready after {ready}, or behind a task that is late, but due before {due}"

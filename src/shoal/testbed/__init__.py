@@ -1,9 +1,20 @@
-"""A slow network on one machine: hosts that are network namespaces, and a limit on each cable."""
+"""A slow network on one machine: hosts that are network namespaces, each behind a rate limit."""
 
 from __future__ import annotations
 
 from shoal.testbed.network import Testbed, down, limit, up
-from shoal.testbed.plan import Host, Plan, plan
-from shoal.testbed.record import Record, find, records
+from shoal.testbed.plan import TestbedHost, TestbedPlan, plan
+from shoal.testbed.record import TestbedRecord, find, records
 
-__all__ = ["Host", "Plan", "Record", "Testbed", "down", "find", "limit", "plan", "records", "up"]
+__all__ = [
+    "Testbed",
+    "TestbedHost",
+    "TestbedPlan",
+    "TestbedRecord",
+    "down",
+    "find",
+    "limit",
+    "plan",
+    "records",
+    "up",
+]

@@ -1,8 +1,8 @@
-"""Make a testbed, change its rate, run programs on its hosts, take it down.
+"""Make a testbed, change its rate, run programs on its hosts, remove it.
 
-1. What the machine lacks is told before anything is made.
-2. The record is written; then a guard is started, which removes everything should this process die.
-3. The plan's commands run one by one; if one fails, what the others made is removed.
+1. Check that the machine has what a testbed needs.
+2. Write the record; then start a guard, which removes everything if this process dies.
+3. Run the plan's commands one by one; if one fails, remove what the others made.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from shoal.testbed.plan import (
     DEFAULT_NAME,
     DEVICE,
     Command,
-    Host,
-    Plan,
+    TestbedPlan,
     build,
     hosts_file,
     inside,
@@ -31,98 +30,98 @@ from shoal.testbed.plan import (
     plan,
     show_rate,
 )
-from shoal.testbed.record import Record, find, identity, records
+from shoal.testbed.record import TestbedRecord, find, identity, records
 
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # or it warns of every peer whose address has no name
-MASTER_PORT = 29500  # every testbed is a network of its own, so nobody else has taken it
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # else torch warns of every peer whose address has no name
+MASTER_PORT = 29500  # always free, because every testbed is a network of its own
 
 
-def up(wanted: Plan) -> Record:
+def up(wanted: TestbedPlan) -> TestbedRecord:
     """Make a testbed that stays until :func:`down`.
 
     Raises:
-        UsageError: the machine lacks something, or a testbed of this name is up.
+        UsageError: the machine missing something, or a testbed of this name exists.
     """
     with Testbed(len(wanted.hosts), show_rate(wanted.rate), name=wanted.name) as bed:
         return bed.keep()
 
 
-def down(name: str = DEFAULT_NAME) -> Record:
-    """Remove a testbed, with whatever runs on it.
+def down(name: str = DEFAULT_NAME) -> TestbedRecord:
+    """Remove a testbed, with the processes on it.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: there is no testbed of this name.
     """
-    why_not()
+    require_support()
     record = _existing(name)
     removal.remove(record.plan.namespaces, record.path)
     return record
 
 
-def limit(rate: str, name: str = DEFAULT_NAME) -> Record:
-    """Change the rate of a testbed that is up, and may be in use."""
-    why_not()
+def limit(rate: str, name: str = DEFAULT_NAME) -> TestbedRecord:
+    """Change the rate of a testbed, which may be in use."""
+    require_support()
     record = _existing(name)
-    changed = Record(record.plan.at(rate), record.owner)
+    changed = TestbedRecord(record.plan.at(rate), record.owner)
     _execute(limits(changed.plan))
     changed.write()
     return changed
 
 
 class Testbed:
-    """A testbed for as long as a ``with`` block lasts.
+    """A testbed that exists inside a ``with`` block.
 
     >>> bed = Testbed(hosts=2, rate="100mbit", name="example")
     >>> bed.plan.hosts[1].address
     '10.77.0.2'
 
     Args:
-        hosts: how many.
+        hosts: number of hosts.
         rate: of each host, in each direction.
-        name: by default one that no other process has.
+        name: by default one with this process's pid.
     """
 
     __test__ = False  # pytest: not a class of tests
 
     def __init__(self, hosts: int = 4, rate: str = "1gbit", *, name: str | None = None) -> None:
         self.plan = plan(hosts, rate, name or f"bed-{os.getpid()}")
-        self._open = ExitStack()  # what is to be undone
-        self._kept = False
+        self._open = ExitStack()  # removes the testbed, then ends the guard
+        self._stays = False
 
     def __enter__(self) -> Testbed:
         record = _claim(self.plan)
-        with ExitStack() as made:
-            made.enter_context(_guarded(record))
-            made.callback(self._remove, record)
+        with ExitStack() as stack:
+            stack.enter_context(_guarded(record))
+            stack.callback(self._remove, record)
             _make(record)
-            self._open = made.pop_all()
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def keep(self) -> Record:
-        """Leave it up when the block and this process end."""
-        self._kept = True
-        record = Record(self.plan)
+    def keep(self) -> TestbedRecord:
+        """Let the testbed stay when the block and this process end."""
+        self._stays = True
+        record = TestbedRecord(self.plan)
         record.write()
         return record
 
-    def _remove(self, record: Record) -> None:
-        if not self._kept:
+    def _remove(self, record: TestbedRecord) -> None:
+        if not self._stays:
             removal.remove(record.plan.namespaces, record.path)
 
     def limit(self, rate: str) -> None:
-        """Change the rate; what is under way goes on at the new one."""
+        """Change the rate, also of messages under way."""
         self.plan = limit(rate, self.plan.name).plan
 
     def start(
         self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
     ) -> list[subprocess.Popen[str]]:
-        """Start a Python module or script on every host, one rank each, ready to meet.
+        """Start a Python program on every host, one rank each, in torchrun's environment.
 
         Args:
-            words: what follows ``python``.
+            words: the arguments of ``python``.
             env: more environment variables.
             stdout: as for :class:`subprocess.Popen`.
         """
@@ -138,8 +137,8 @@ class Testbed:
         ]
 
 
-def environment(bed: Plan, rank: int) -> dict[str, str]:
-    """What torchrun would tell the only worker of a host, and which device gloo is to use."""
+def environment(bed: TestbedPlan, rank: int) -> dict[str, str]:
+    """Return torchrun's variables for the only worker of a host, and gloo's network device."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(len(bed.hosts)),
@@ -153,68 +152,64 @@ def environment(bed: Plan, rank: int) -> dict[str, str]:
     }
 
 
-def why_not() -> None:
-    """Raise a UsageError that names everything this machine lacks for a testbed."""
-    lacks = []
+def require_support() -> None:
+    """Raise a UsageError that names everything that this machine missing for a testbed."""
+    missing = []
     if not sys.platform.startswith("linux"):
-        lacks.append(f"Linux (this is {sys.platform})")
+        missing.append(f"Linux (this is {sys.platform})")
     elif os.geteuid() != 0:
-        lacks.append(f"root (you are user {os.geteuid()}): run it with sudo")
-    lacks += [
+        missing.append(f"root (you are user {os.geteuid()}): run it with sudo")
+    missing += [
         f"the command {tool} (Debian: apt install iproute2)"
         for tool in ("ip", "tc")
         if shutil.which(tool) is None
     ]
-    if lacks:
+    if missing:
         raise UsageError(
             "a testbed is made of network namespaces and traffic limits, which need "
-            + " and ".join(lacks)
+            + " and ".join(missing)
         )
 
 
-def _claim(wanted: Plan) -> Record:
-    """A record of ours, before anything else is; what a dead process left is removed."""
-    why_not()
+def _claim(wanted: TestbedPlan) -> TestbedRecord:
+    """Write this process's record; first, remove testbeds whose owners are dead."""
+    require_support()
     for record in records():
         if record.stale:
             removal.remove(record.plan.namespaces, record.path)
-    mine = Record(wanted, identity(os.getpid()))
+    claim = TestbedRecord(wanted, identity(os.getpid()))
     try:
-        mine.write(new=True)
+        claim.write(new=True)
     except FileExistsError:
-        there = find(wanted.name)
-        told = "" if there is None else f" ({describe(there.plan)})"
+        existing = find(wanted.name)
+        size = "" if existing is None else f" ({describe(existing.plan)})"
         raise UsageError(
-            f"testbed {wanted.name} is up already{told}: `shoal testbed down` removes it, "
+            f"testbed {wanted.name} is up already{size}: `shoal testbed down` removes it, "
             "`shoal testbed rate 100mbit` changes its rate, --name gives a second one"
         ) from None
-    return mine
+    return claim
 
 
-def _existing(name: str) -> Record:
+def _existing(name: str) -> TestbedRecord:
     record = find(name)
     if record is None:
-        known = [each.plan.name for each in records()]
-        others = f"; there is {', '.join(known)}" if known else ""
+        names = [each.plan.name for each in records()]
+        others = f"; there is {', '.join(names)}" if names else ""
         raise UsageError(f"no testbed {name} is up: `shoal testbed up` makes one{others}")
     return record
 
 
-def describe(bed: Plan) -> str:
-    """In a few words."""
+def describe(bed: TestbedPlan) -> str:
+    """Return hosts and rate in a few words."""
     return f"{len(bed.hosts)} hosts at {show_rate(bed.rate)}"
 
 
-def _make(record: Record) -> None:
+def _make(record: TestbedRecord) -> None:
     for host in record.plan.hosts:
-        _name_hosts(host, record.plan)
+        folder = removal.NAMES / host.namespace
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts").write_text(hosts_file(record.plan))
     _execute(build(record.plan))
-
-
-def _name_hosts(host: Host, bed: Plan) -> None:
-    folder = removal.NAMES / host.namespace
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "hosts").write_text(hosts_file(bed))
 
 
 def _execute(commands: Sequence[Command]) -> None:
@@ -230,8 +225,8 @@ def _execute(commands: Sequence[Command]) -> None:
 
 
 @contextmanager
-def _guarded(record: Record) -> Iterator[None]:
-    """Inside, the death of this process removes the testbed."""
+def _guarded(record: TestbedRecord) -> Iterator[None]:
+    """Run a guard, which removes the testbed if this process dies."""
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", removal.__file__, str(record.path), *record.plan.namespaces],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A network as data: who is on it, and the commands that make it and limit it. Pure.
+"""A testbed as data: its hosts, and the commands that make the network and limit it. Pure.
 
 ::
 
@@ -9,10 +9,10 @@
     10.77.0.2  eth0 ──limit──>     port1 ┤
                eth0 <──limit──     port1 ┘
 
-A host is a network namespace, and the switch between them has one of its own: the machine's own
-devices, addresses and routes stay as they are, hosts reach each other and nobody else, and who
-deletes the namespaces has deleted everything. A token bucket (tc's tbf) at a host's device limits
-what it sends, one at its port of the switch limits what it receives.
+A host is a network namespace, and the switch between them is another one. So the machine's own
+devices, addresses and routes stay as they are, hosts reach each other only, and deleting the
+namespaces deletes everything. A token bucket (tc's tbf) at a host's device limits what it sends,
+one at its port of the switch limits what it receives.
 
 Only bandwidth is limited. Delay and loss need netem, which many kernels are built without.
 """
@@ -37,30 +37,34 @@ SLOWEST, FASTEST = 10**5, 10**11
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?bit)")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
-# A bucket must hold the largest packet, or the kernel cuts packets up at its leisure. Short packets
-# let it be small, so that few bytes slip through at full speed after a pause.
+# A token bucket must be as large as the largest packet, or the kernel splits packets. Short packets
+# allow a small bucket, so that few bytes pass at full speed after a pause.
 PACKET_NBYTES = 16384
 BURST_SECONDS, LEAST_BURST_NBYTES = 0.001, 32768
 QUEUE_SECONDS, LEAST_QUEUE_NBYTES = 0.05, 262144
 
 
 @dataclass(frozen=True)
-class Host:
-    """One machine of a testbed: its name, its address, and the namespace it lives in."""
+class TestbedHost:
+    """One machine of a testbed."""
+
+    __test__ = False  # pytest: not a class of tests
 
     name: str
     address: str
     namespace: str
-    port: str  # its device's other end, on the switch
+    port: str  # device on the switch, the other end of its cable
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A testbed that could be made."""
+class TestbedPlan:
+    """Name, hosts and rate of a testbed."""
+
+    __test__ = False  # pytest: not a class of tests
 
     name: str
-    hosts: tuple[Host, ...]
-    rate: int  # bits a second, of each host in each direction
+    hosts: tuple[TestbedHost, ...]
+    rate: int  # bits per second, of each host in each direction
 
     @property
     def switch(self) -> str:
@@ -69,21 +73,21 @@ class Plan:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """All that must be deleted for nothing to be left."""
+        """All namespaces; deleting them removes the testbed."""
         return (*(host.namespace for host in self.hosts), self.switch)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the hosts, in order."""
+        """Addresses of the hosts, in order."""
         return tuple(host.address for host in self.hosts)
 
-    def at(self, rate: str) -> Plan:
-        """The same hosts behind other cables."""
+    def at(self, rate: str) -> TestbedPlan:
+        """Return the same hosts with another rate."""
         return replace(self, rate=parse_rate(rate))
 
 
-def plan(hosts: int, rate: str, name: str = DEFAULT_NAME) -> Plan:
-    """A testbed of so many hosts.
+def plan(hosts: int, rate: str, name: str = DEFAULT_NAME) -> TestbedPlan:
+    """Return the plan of a testbed.
 
     >>> plan(2, "1gbit").addresses
     ('10.77.0.1', '10.77.0.2')
@@ -91,17 +95,17 @@ def plan(hosts: int, rate: str, name: str = DEFAULT_NAME) -> Plan:
     if not 2 <= hosts <= MOST_HOSTS:
         raise BadArgument(f"--hosts {hosts}", f"a testbed has 2 to {MOST_HOSTS} hosts")
     if not _NAME.fullmatch(name):
-        why = "a name has small letters, digits and dashes, and begins with a letter"
+        why = "a name has lower-case letters, digits and dashes, and begins with a letter"
         raise BadArgument(f"--name {name!r}", why)
     numbered = (
-        Host(f"host{i}", f"{NETWORK}.{i + 1}", f"{PREFIX}{name}-{i}", f"port{i}")
+        TestbedHost(f"host{i}", f"{NETWORK}.{i + 1}", f"{PREFIX}{name}-{i}", f"port{i}")
         for i in range(hosts)
     )
-    return Plan(name, tuple(numbered), parse_rate(rate))
+    return TestbedPlan(name, tuple(numbered), parse_rate(rate))
 
 
 def parse_rate(text: str) -> int:
-    """Bits a second, from what one types.
+    """Return bits per second.
 
     >>> parse_rate("1gbit"), parse_rate("2.5mbit")
     (1000000000, 2500000)
@@ -118,7 +122,7 @@ def parse_rate(text: str) -> int:
 
 
 def show_rate(bits: int) -> str:
-    """As one would type it.
+    """Return a rate as one types it.
 
     >>> show_rate(100_000_000)
     '100mbit'
@@ -127,20 +131,20 @@ def show_rate(bits: int) -> str:
     return f"{bits / UNITS[unit]:g}{unit}"
 
 
-def build(wanted: Plan) -> tuple[Command, ...]:
-    """Commands that make the network and limit it, in order."""
-    switch = wanted.switch
+def build(bed: TestbedPlan) -> tuple[Command, ...]:
+    """Return the commands that make the network and limit it, in order."""
+    switch = bed.switch
     commands: list[Command] = [
         ("ip", "netns", "add", switch),
         ("ip", "-n", switch, "link", "add", BRIDGE, "type", "bridge"),
         ("ip", "-n", switch, "link", "set", BRIDGE, "up"),
     ]
-    for host in wanted.hosts:
-        commands += _plug_in(host, switch)
-    return (*commands, *limits(wanted))
+    for host in bed.hosts:
+        commands += _connect(host, switch)
+    return (*commands, *limits(bed))
 
 
-def _plug_in(host: Host, switch: str) -> tuple[Command, ...]:
+def _connect(host: TestbedHost, switch: str) -> tuple[Command, ...]:
     inside, outside = ("ip", "-n", host.namespace), ("ip", "-n", switch)
     cable = ("link", "add", DEVICE, "type", "veth", "peer", "name", host.port, "netns", switch)
     packets = ("gso_max_size", str(PACKET_NBYTES))
@@ -155,10 +159,10 @@ def _plug_in(host: Host, switch: str) -> tuple[Command, ...]:
     )
 
 
-def limits(wanted: Plan) -> tuple[Command, ...]:
-    """Commands that limit every host in both directions; also on a network in use."""
-    ends = [end for h in wanted.hosts for end in ((h.namespace, DEVICE), (wanted.switch, h.port))]
-    bucket = _bucket(wanted.rate)
+def limits(bed: TestbedPlan) -> tuple[Command, ...]:
+    """Return the commands that limit every host in both directions, also on a network in use."""
+    ends = [end for h in bed.hosts for end in ((h.namespace, DEVICE), (bed.switch, h.port))]
+    bucket = _bucket(bed.rate)
     return tuple(
         ("tc", "-n", space, "qdisc", "replace", "dev", device, "root", *bucket)
         for space, device in ends
@@ -166,18 +170,18 @@ def limits(wanted: Plan) -> tuple[Command, ...]:
 
 
 def _bucket(rate: int) -> Command:
-    nbytes_a_second = rate / 8
-    burst = max(LEAST_BURST_NBYTES, round(BURST_SECONDS * nbytes_a_second))
-    queue = max(LEAST_QUEUE_NBYTES, round(QUEUE_SECONDS * nbytes_a_second))
+    nbytes_per_second = rate / 8
+    burst = max(LEAST_BURST_NBYTES, round(BURST_SECONDS * nbytes_per_second))
+    queue = max(LEAST_QUEUE_NBYTES, round(QUEUE_SECONDS * nbytes_per_second))
     return ("tbf", "rate", f"{rate}bit", "burst", f"{burst}b", "limit", f"{queue}b")
 
 
-def hosts_file(wanted: Plan) -> str:
-    """What ``/etc/hosts`` says on every host: each other's names."""
-    lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in wanted.hosts)]
+def hosts_file(bed: TestbedPlan) -> str:
+    """Return the ``/etc/hosts`` of every host, with the names of all."""
+    lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in bed.hosts)]
     return "\n".join(lines) + "\n"
 
 
-def inside(host: Host, words: tuple[str, ...]) -> Command:
-    """A command, run on a host."""
+def inside(host: TestbedHost, words: tuple[str, ...]) -> Command:
+    """Return the command that runs ``words`` on a host."""
     return ("ip", "netns", "exec", host.namespace, *words)

@@ -1,1 +1,1 @@
-"""Shipped test tools: lockstep workers, real processes, and the contract every member keeps."""
+"""Test tools: lockstep workers, worker processes, and contracts that every technique meets."""

@@ -1,7 +1,10 @@
-"""n workers in one process, without threads: flows advance together, asks are answered together.
+"""Run the flows of n workers in one process, without threads.
 
-The harness and the processes run the same flows, so what holds here to the last bit holds there up
-to the order of a sum.
+1. Every flow advances to its next ask.
+2. Every worker's answer is computed from the asks of all workers.
+
+Worker processes run the same flows, so a result that is exact here is equal there up to the order
+of summation.
 """
 
 from __future__ import annotations
@@ -24,51 +27,53 @@ def lockstep(
     *,
     once: bool = False,
 ) -> list[Result]:
-    """Run one flow a worker to the end; every ask is answered from all workers' asks.
+    """Run one flow of each worker to the end, and return what the flows returned.
 
     Args:
-        flows: one a worker; all must ask the same kinds of things in the same order.
-        mixing: worker i is answered with row i of this matrix; None is the plain mean.
-        once: work out what all are told alike once, and hand out copies; else each worker decodes
-            every message itself, as it would in a process, which with many is most of the time.
+        flows: one for each worker; all must yield asks of the same types in the same order.
+        mixing: row i has the weights of worker i's answer; None is the plain mean.
+        once: compute an answer that is the same for all workers only once, and hand out copies;
+            otherwise each worker decodes every message, as in a process, which is slow with many.
     """
     w = complete(len(flows), 0) if mixing is None else mixing
     answers: list[Any] = [None] * len(flows)
     while True:
         asks: list[Ask] = []
         ends: list[Result] = []
-        for flow, told in zip(flows, answers, strict=True):
+        for flow, reply in zip(flows, answers, strict=True):
             try:
-                asks.append(flow.send(told))
+                asks.append(flow.send(reply))
             except StopIteration as end:
                 ends.append(end.value)
         if not asks:
             return ends
         if ends:
-            raise AssertionError(f"{len(ends)} workers ended while {len(asks)} still ask")
-        if once and mixing is None and not any(isinstance(a, Fold) for a in _each(asks[0])):
-            told = answer(asks, w[0], 0)
-            answers = [_copy(told) for _ in flows]
+            raise AssertionError(f"{len(ends)} workers ended while {len(asks)} yielded another ask")
+        if once and mixing is None and not any(isinstance(a, Fold) for a in _leaves(asks[0])):
+            shared = answer(asks, w[0], 0)
+            answers = [_copy(shared) for _ in flows]
         else:
-            answers = [answer(asks, row, me) for me, row in enumerate(w)]
+            answers = [answer(asks, row, rank) for rank, row in enumerate(w)]
 
 
-def _each(ask: Ask) -> Sequence[Ask]:
-    return [one for each in ask.asks for one in _each(each)] if isinstance(ask, All) else (ask,)
+def _leaves(ask: Ask) -> Sequence[Ask]:
+    return [leaf for part in ask.asks for leaf in _leaves(part)] if isinstance(ask, All) else (ask,)
 
 
-def _copy(told: Any) -> Any:
-    return told.clone() if isinstance(told, Tensor) else tuple(map(_copy, told))
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else tuple(map(_copy, value))
 
 
-def answer(asks: Sequence[Any], row: Tensor, me: int) -> Any:
-    """What one worker is told when all have asked."""
+def answer(asks: Sequence[Any], row: Tensor, rank: int) -> Any:
+    """Return one worker's answer to the asks of all workers, weighted by its row."""
     kinds = {type(ask) for ask in asks}
     if len(kinds) != 1:
-        raise AssertionError(f"workers ask different things: {sorted(k.__name__ for k in kinds)}")
+        raise AssertionError(f"workers yield different asks: {sorted(k.__name__ for k in kinds)}")
     weights = [float(weight) for weight in row]
     match asks[0]:
-        case Mean(tensor) | Scatter(tensor) | Spread(tensor):  # of equal parts the mean is a part
+        case (
+            Mean(tensor) | Scatter(tensor) | Spread(tensor)
+        ):  # the mean of whole tensors contains the part
             total = torch.zeros_like(tensor)
             for ask, weight in zip(asks, weights, strict=True):
                 total.add_(ask.tensor, alpha=weight)
@@ -80,19 +85,19 @@ def answer(asks: Sequence[Any], row: Tensor, me: int) -> Any:
             return into
         case All():
             columns = zip(*(ask.asks for ask in asks), strict=True)
-            return tuple(answer(column, row, me) for column in columns)
+            return tuple(answer(column, row, rank) for column in columns)
         case Fold():
-            return _folded(asks, me)
+            return _folded(asks, rank)
         case first:
             raise AssertionError(f"lockstep cannot answer {first!r}")
 
 
-def _folded(asks: Sequence[Fold], me: int) -> Folded:
-    """Merged as processes would: what one left out, nobody else is told."""
-    held = [ask.parts for ask in asks]
+def _folded(asks: Sequence[Fold], rank: int) -> Folded:
+    """Merge the parts in the tree's order; a rank receives only what it dropped itself."""
+    parts = [ask.parts for ask in asks]
     dropped = []
     for taker, giver in tree(len(asks)):
-        held[taker], out = asks[taker].merge(held[taker], held[giver])
-        if taker == me:
+        parts[taker], out = asks[taker].merge(parts[taker], parts[giver])
+        if taker == rank:
             dropped.append(out)
-    return Folded(held[0], tuple(dropped), len(asks))
+    return Folded(parts[0], tuple(dropped), len(asks))

@@ -1,24 +1,24 @@
-"""Hear what Shoal says, in a worker of a test."""
+"""Capture Shoal's log lines, in a worker of a test."""
 
 from __future__ import annotations
 
 import logging
 
 
-class _Listening(logging.Handler):
+class _ListHandler(logging.Handler):
     def __init__(self, lines: list[str]) -> None:
         super().__init__()
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message."""
+        """Append the message."""
         self._lines.append(record.getMessage())
 
 
 def captured_logs() -> list[str]:
-    """The lines that the logger ``shoal`` says from now on, for as long as the process lives."""
+    """Return a list to which the logger ``shoal`` appends its lines, until the process ends."""
     lines: list[str] = []
     log = logging.getLogger("shoal")
-    log.addHandler(_Listening(lines))
+    log.addHandler(_ListHandler(lines))
     log.setLevel(logging.INFO)
     return lines

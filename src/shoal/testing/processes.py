@@ -1,7 +1,7 @@
-"""Run a function on n real worker processes and collect what each returned.
+"""Run a function in n worker processes and collect what each returned.
 
-Workers are forked from a server that has imported torch already, so one costs milliseconds, not
-seconds. Each sees the torchrun environment (RANK, WORLD_SIZE, ...), with the store on loopback.
+Workers are forked from a server that has already imported torch, so one starts in milliseconds, not
+seconds. Each has torchrun's environment (RANK, WORLD_SIZE, ...), with the store on loopback.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ PRELOAD = [
     "torch.distributed.tensor.parallel",
     "shoal.runtime.parallel",
 ]
-
-
 PORTS = (15000, 32000)
 
 
 class Outcome(NamedTuple):
-    """What became of one worker: its return value, or its traceback, or its signal."""
+    """Return value of one worker, or its traceback, or its exit code."""
 
     value: Any = None
     error: str | None = None
@@ -42,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 class WorkersFailed(AssertionError):
-    """At least one worker raised or died; every outcome is kept."""
+    """At least one worker raised or died; ``outcomes`` has those of all workers."""
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
@@ -62,10 +60,10 @@ def _context() -> ForkServerContext:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now.
+    """Return a port of loopback that is not in use.
 
-    Below the range from which the kernel serves connections, so that none of those takes it before
-    a worker does.
+    It lies below the kernel's ephemeral range, so that no outgoing connection takes it before a
+    worker does.
     """
     while True:
         port = random.randrange(*PORTS)
@@ -82,28 +80,28 @@ def outcomes(
     seconds: float = 120,
     servers: int = 0,
 ) -> list[Outcome]:
-    """Run ``work(*args)`` on ``workers`` processes; never raises for what they do.
+    """Run ``work(*args)`` in ``workers`` processes; do not raise if they fail.
 
     Args:
-        workers: how many processes.
-        work: a module-level function; ranks find themselves in the environment.
+        workers: number of processes.
+        work: a module-level function; its rank is in the environment.
         args: passed to every worker.
         env: more environment variables.
-        seconds: after that many, whoever still runs is killed.
-        servers: extra processes that run ``work`` too, in the role of servers.
+        seconds: after that many, workers that still run are killed.
+        servers: number of further processes that run ``work`` in the role of servers.
     """
     context = _context()
     port = free_port()
     pipes, children = [], []
-    places = [_environment(rank, workers, port) for rank in range(workers)]
-    places += [_server(index, servers, workers, port) for index in range(servers)]
-    for place in places:
-        mine, theirs = context.Pipe(duplex=False)
-        shared = {**place, **({"SHOAL_SERVERS": str(servers)} if servers else {}), **(env or {})}
-        child = context.Process(target=_work, args=(theirs, shared, work, args), daemon=False)
+    environments = [_environment(rank, workers, port) for rank in range(workers)]
+    environments += [_server(index, servers, workers, port) for index in range(servers)]
+    for each in environments:
+        receiver, sender = context.Pipe(duplex=False)
+        own = {**each, **({"SHOAL_SERVERS": str(servers)} if servers else {}), **(env or {})}
+        child = context.Process(target=_work, args=(sender, own, work, args), daemon=False)
         child.start()
-        theirs.close()
-        pipes.append(mine)
+        sender.close()
+        pipes.append(receiver)
         children.append(child)
     answers = _collect(pipes, seconds)[: len(children)]
     results = []
@@ -117,7 +115,7 @@ def outcomes(
 
 
 def run_workers(workers: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Like :func:`outcomes`, but returns the values and raises if any worker failed."""
+    """Run :func:`outcomes`, and return the values; raise WorkersFailed if any worker failed."""
     results = outcomes(workers, work, *args, **options)
     if any(r.error or r.exitcode for r in results):
         raise WorkersFailed(results)
@@ -145,12 +143,12 @@ def _collect(pipes: list[Connection], seconds: float) -> list[Outcome | None]:
     answers: list[Outcome | None] = [None] * len(pipes)
     waiting = {pipe: i for i, pipe in enumerate(pipes)}
     end = time.monotonic() + seconds
-    while waiting and (left := end - time.monotonic()) > 0:
-        for pipe in wait(list(waiting), timeout=left):
+    while waiting and (remaining := end - time.monotonic()) > 0:
+        for pipe in wait(list(waiting), timeout=remaining):
             if not isinstance(pipe, Connection):
                 continue
             index = waiting.pop(pipe)
-            with contextlib.suppress(EOFError):  # it died: its exit code tells how
+            with contextlib.suppress(EOFError):  # it died: its exit code says how
                 answers[index] = pickle.loads(pipe.recv_bytes())
     return answers
 

@@ -1,0 +1,1 @@
+"""Suite ``exchange``: compression, schedules and local steps on a slow network."""

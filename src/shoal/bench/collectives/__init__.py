@@ -1,0 +1,1 @@
+"""Suite ``collectives``: torch's collectives on the shoal backend, on gloo and on Open MPI."""

@@ -1,0 +1,71 @@
+"""Time collectives side by side in a worker: shoal, its twin, gloo, perhaps MPI, and a copy.
+
+One set of workers holds every contender, and they take turns block by block, so that a disturbance
+of the machine affects all. Two neighbouring blocks have opposite orders, and the next two begin
+with the next contender. The copy is one ``memmove`` of the message by rank 0, while the other ranks
+sleep.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import memmove
+
+from shoal.bench.collectives.calls import COLLECTIVES, Call
+from shoal.bench.statistics import turns
+
+SHOAL, TWIN, GLOO, MPI, COPY = "shoal", "twin", "gloo", "mpi", "copy"
+Times = Mapping[str, Sequence[float]]
+"""Seconds of a call of each contender, block by block."""
+PrepareMpi = Callable[[str, int], Call]
+"""Takes a collective's name and a number of elements; returns MPI's call of that collective."""
+_BLOCK_NBYTES, _CALLS = 16 << 20, 20  # of a block: as many calls as move so much, but not more
+
+
+def time_blocks(
+    nbytes: int, blocks: int, prepare_mpi: PrepareMpi | None = None
+) -> list[dict[str, list[float]]]:
+    """Return, for each collective, the seconds of each contender in this worker."""
+    import torch.distributed as dist
+
+    from shoal.wire.shm import register
+
+    register()
+    dist.init_process_group("shoal")
+    world, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
+    if world is None or gloo is None:
+        raise RuntimeError("torch made no process group for the shoal backend or for gloo")
+    repeats = max(1, min(_CALLS, _BLOCK_NBYTES // nbytes))
+    groups = {SHOAL: world, TWIN: world, GLOO: gloo}
+    times = []
+    for collective in COLLECTIVES:
+        calls = {who: collective.prepare(group, nbytes // 4) for who, group in groups.items()}
+        calls[COPY] = _copier(nbytes) if world.rank() == 0 else lambda: None
+        if prepare_mpi is not None:
+            calls[MPI] = prepare_mpi(collective.name, nbytes // 4)
+        times.append(_in_turns(calls, repeats, blocks))
+    return times
+
+
+def _copier(nbytes: int) -> Call:
+    import torch
+
+    source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
+    return lambda: memmove(target.data_ptr(), source.data_ptr(), nbytes)
+
+
+def _in_turns(calls: Mapping[str, Call], repeats: int, blocks: int) -> dict[str, list[float]]:
+    """Return seconds per call of each contender in each block; two more blocks warm up first."""
+    import torch.distributed as dist
+
+    names = list(calls)
+    seconds: dict[str, list[float]] = {who: [] for who in names}
+    for block in range(-2, blocks):
+        for who in (names[which] for which in turns(block, len(names))):
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                calls[who]()
+            seconds[who].append((time.perf_counter() - begin) / repeats)
+    return {who: each[2:] for who, each in seconds.items()}
