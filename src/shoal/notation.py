@@ -33,6 +33,19 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_whole(value: object, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
+    """Return whether a value is an integer within these bounds; True and False are not."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+def check_momentum(call: str, momentum: object) -> None:
+    """Raise unless ``momentum`` is a factor under which a sum stays bounded."""
+    if not (is_number(momentum) and 0 <= momentum < 1):
+        raise BadArgument(f"{call}(momentum={momentum})", "momentum must lie in [0, 1)")
+
+
 def typed(number: float) -> str:
     """A number as one types it, with every digit: answers are equal if their names are."""
     return repr(float(number)).removesuffix(".0")

@@ -18,7 +18,7 @@ from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit import bit_packing as bits
 from shoal.axes.compression.kit import entropy as lengths
 from shoal.axes.compression.kit import entropy as prefix
-from shoal.axes.compression.kit.message_size import MARKS, largest
+from shoal.axes.compression.kit.message_size import MARKS, agree
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Ask, Flow, Gather, through
 
@@ -54,7 +54,7 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
         if most <= 0:
             return (yield ask)
         said = prefix.encode(text, CODES[code](lengths.counts(text)))
-        bound = yield from largest(said.stream.numel(), most, text)
+        bound = yield from agree(said.stream.numel(), most, text)
         if bound is None:
             return (yield ask)
         stream = said.stream.new_zeros(bound)

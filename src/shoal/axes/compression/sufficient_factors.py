@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.message_size import MARKS, largest
-from shoal.flow import Agreed, Flow, Gather, Mean
+from shoal.axes.compression.kit.message_size import MARKS, agree
+from shoal.flow import Agreed, Dense, Flow, Gather, Mean
 
 
 def sufficient_factors() -> Compressor:
@@ -35,11 +35,11 @@ def sufficient_factors() -> Compressor:
         if most > 0:
             u, v = factors(value, round)
             count = u.shape[0] if tensor.shape == (u.shape[1], v.shape[1]) else None
-            bound = yield from largest(count, most, tensor)
+            bound = yield from agree(count, most, tensor)
         if bound is None:
-            return Agreed((yield Mean(tensor)), tensor, None)
+            return Agreed((yield Mean(tensor)), Dense(tensor), None)
         sent = (filled(u, bound), filled(v, bound))
-        return Agreed((yield Gather(sent, add, tensor)), tensor, None)
+        return Agreed((yield Gather(sent, add, tensor)), Dense(tensor), None)
 
     traits = Trait.LOSSLESS | Trait.UNBIASED | Trait.FACTORS
     return Compressor("sufficient_factors", traits, flow, add=add)

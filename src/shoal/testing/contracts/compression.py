@@ -26,7 +26,7 @@ def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
         for number, (_, one) in enumerate(rounds(compressor, case)):
             if Trait.LOSSLESS in compressor.traits and number % 2:
                 continue  # all was sent, so no copy need be kept from a wire that overwrites
-            sent = torch.stack([end.mine for end in one.ends]).double().mean(0)
+            sent = torch.stack([end.mine.dense() for end in one.ends]).double().mean(0)
             told = f"{compressor}, {case}, round {number}: mean is not the mean of what was sent"
             require(close(one.ends[0].mean, sent, one.tolerance), told)
 
@@ -40,8 +40,32 @@ def what_i_said_outlives_the_wire(compressor: Compressor) -> None:
             exchange(compressor, case.gradients(), overwrites=overwrites).ends
             for overwrites in (False, True)
         )
-        kept = same([(e.mine, e.state) for e in calm], [(e.mine, e.state) for e in rude])
+        kept = same(
+            [(e.mine.dense(), e.state) for e in calm], [(e.mine.dense(), e.state) for e in rude]
+        )
         require(kept, f"{compressor}, {case}: loses its own message to a wire that overwrites")
+
+
+def what_was_sent_can_be_subtracted(compressor: Compressor) -> None:
+    """``mine.subtract_from(x)`` gives ``x - mine.dense()``.
+
+    CONTRACTIVE: also where x is the value that was sent, as in error feedback; so ``mine`` must not
+    share its memory.
+    """
+    for case in CASES:
+        gradients = case.gradients()
+        ends = exchange(compressor, gradients).ends
+        sent = [end.mine.dense().clone() for end in ends]
+        for end, dense, x in zip(ends, sent, case.gradients(1), strict=True):
+            expected = x - dense
+            end.mine.subtract_from(x)
+            right = close(x, expected, 8 * torch.finfo(case.dtype).eps)
+            require(right, f"{compressor}, {case}: subtracts something else than was sent")
+        if Trait.CONTRACTIVE in compressor.traits:
+            for gradient in gradients:
+                gradient.zero_()
+            apart = same([end.mine.dense() for end in ends], sent)
+            require(apart, f"{compressor}, {case}: what was sent changes with the value")
 
 
 def all_workers_end_with_the_same_bits(compressor: Compressor) -> None:
@@ -61,7 +85,7 @@ def what_comes_out_looks_like_what_went_in(compressor: Compressor) -> None:
         require(all(not end.mean.any() for end in quiet.ends), f"{told}: something out of nothing")
         one = exchange(compressor, case.gradients(), states=quiet.states, round=1)
         for end in one.ends:
-            for out in (end.mean, end.mine):
+            for out in (end.mean, end.mine.dense()):
                 require(out.shape == case.shape, f"{told}: comes out as {tuple(out.shape)}")
                 require(out.dtype == case.dtype, f"{told}: comes out as {out.dtype}")
                 require(bool(out.isfinite().all()), f"{told}: not finite after a zero gradient")
@@ -73,7 +97,9 @@ def strides_do_not_matter(compressor: Compressor) -> None:
         plain = Case(shape, torch.float64, 2).gradients()
         strided = [g.transpose(0, -1).contiguous().transpose(0, -1) for g in plain]
         one, two = (exchange(compressor, given).ends[0] for given in (plain, strided))
-        equal = close(one.mean, two.mean, 1e-12) and close(one.mine, two.mine, 1e-12)
+        equal = close(one.mean, two.mean, 1e-12) and close(
+            one.mine.dense(), two.mine.dense(), 1e-12
+        )
         require(equal, f"{compressor}, {shape}: strides change the numbers")
 
 
@@ -132,7 +158,7 @@ def lossless_is_the_exact_mean(compressor: Compressor) -> None:
             meant = torch.stack(gradients).double().mean(0)
             told = f"{compressor}, {case}: not the exact mean"
             require(close(one.ends[0].mean, meant, 8 * torch.finfo(case.dtype).eps), told)
-            require(torch.equal(one.ends[0].mine, gradients[0]), told)
+            require(torch.equal(one.ends[0].mine.dense(), gradients[0]), told)
 
 
 def unbiased_is_right_on_average(compressor: Compressor) -> None:
@@ -140,7 +166,10 @@ def unbiased_is_right_on_average(compressor: Compressor) -> None:
     if Trait.UNBIASED in compressor.traits:
         gradient = Case((5, 6), torch.float64, 1).gradients()
         draws = torch.stack(
-            [exchange(compressor, gradient, round=r).ends[0].mine.clone() for r in range(DRAWS)]
+            [
+                exchange(compressor, gradient, round=r).ends[0].mine.dense().clone()
+                for r in range(DRAWS)
+            ]
         )
         doubt = SIGMAS * draws.std(0) / math.sqrt(DRAWS) + 1e-12
         off = (draws.mean(0) - gradient[0]).abs()
@@ -155,7 +184,7 @@ def contractive_loses_less_than_there_was(compressor: Compressor) -> None:
                 gradients = case.gradients(seed)
                 for x, end in zip(gradients, exchange(compressor, gradients).ends, strict=True):
                     meant = float(x.double().square().sum())
-                    lost = float((x.double() - end.mine.double()).square().sum())
+                    lost = float((x.double() - end.mine.dense().double()).square().sum())
                     told = f"{compressor}, {case}: lost {lost:.3g} of {meant:.3g}"
                     require(lost <= (1 - 1e-6) * meant, told)
 
@@ -170,7 +199,7 @@ def conserving_loses_nothing_over_time(compressor: Compressor) -> None:
             sent = meant = torch.zeros(case.shape, dtype=torch.float64)
             for gradients, one in rounds(compressor, case, count=6):
                 meant = meant + gradients[0].double()
-                sent = sent + one.ends[0].mine.double()
+                sent = sent + one.ends[0].mine.dense().double()
                 total = sent + one.ends[0].state[0].double()
                 tolerance = 64 * torch.finfo(case.dtype).eps
                 require(close(total, meant, tolerance), f"{compressor}, {case}: something is lost")
@@ -187,9 +216,9 @@ def one_shot_is_decoded_by_add(compressor: Compressor) -> None:
         one = exchange(compressor, case.gradients())
         for asks, end in zip(one.asks, one.ends, strict=True):
             require(len(asks) == 1, f"{compressor}, {case}: {len(asks)} asks, not one")
-            into = torch.ones_like(end.mine)
+            into = torch.ones_like(end.mine.dense())
             add(tensors(asks[0]), into, 0.5)
-            decoded = close(into, 1 + 0.5 * end.mine, 4 * torch.finfo(case.dtype).eps)
+            decoded = close(into, 1 + 0.5 * end.mine.dense(), 4 * torch.finfo(case.dtype).eps)
             require(decoded, f"{compressor}, {case}: add() does not give what was sent")
 
 
@@ -219,7 +248,9 @@ def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
         pieces = [exchange(compressor, [g[c].clone() for g in gradients]).ends[0] for c in cuts]
         told = f"{compressor}: a bucket differs from its tensors"
         if Trait.LOSSLESS not in compressor.traits:
-            require(torch.equal(whole.mine, torch.cat([p.mine for p in pieces])), told)
+            require(
+                torch.equal(whole.mine.dense(), torch.cat([p.mine.dense() for p in pieces])), told
+            )
         require(close(whole.mean, torch.cat([p.mean for p in pieces]), bucket.tolerance), told)
         require(whole.state is None, f"{compressor}: a bucket remembers")
 
@@ -231,7 +262,7 @@ def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
     gradients = [g.flatten() for g in Case((9, 8), torch.float64, 3).gradients()]
     for start, stop in ((0, 1), (3, 40), (40, 72), (72, 72)):
         one = exchange(compressor, [g[start:stop] for g in gradients])
-        sent = torch.stack([end.mine for end in one.ends]).mean(0)
+        sent = torch.stack([end.mine.dense() for end in one.ends]).mean(0)
         told = f"{compressor}, slice {start}:{stop}"
         require(sent.shape == (stop - start,), f"{told}: comes out as {tuple(sent.shape)}")
         if Trait.MERGES not in compressor.traits:
@@ -247,7 +278,7 @@ def tracks_comes_ever_closer(compressor: Compressor) -> None:
     for round in range(40):
         one = exchange(compressor, [v.clone() for v in values], states=states, round=round)
         states = one.states
-    right = all(close(e.mine, v, 1e-6) for e, v in zip(one.ends, values, strict=True))
+    right = all(close(e.mine.dense(), v, 1e-6) for e, v in zip(one.ends, values, strict=True))
     mean = close(one.ends[0].mean, torch.stack(values).mean(0), 1e-6)
     require(right and mean, f"{compressor}: what is said does not come to what is meant")
 
@@ -274,6 +305,7 @@ def momentum_is_its_own(compressor: Compressor) -> None:
 LAWS = (
     mean_of_what_was_sent_is_the_mean,
     what_i_said_outlives_the_wire,
+    what_was_sent_can_be_subtracted,
     all_workers_end_with_the_same_bits,
     what_comes_out_looks_like_what_went_in,
     strides_do_not_matter,

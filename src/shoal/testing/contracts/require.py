@@ -30,7 +30,7 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, Agreed) and isinstance(b, Agreed):
-        return same((a.mean, a.mine, a.state), (b.mean, b.mine, b.state))
+        return same((a.mean, a.mine.dense(), a.state), (b.mean, b.mine.dense(), b.state))
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
