@@ -15,7 +15,7 @@ from shoal.axes.compression.compressor import add_dense
 from shoal.axes.scheduling import fifo
 from shoal.flow import Agreed, Dense, Flow, Mean
 from shoal.testing.contracts import check, check_member, laws_of, make, samples
-from shoal.testing.contracts.matrix import answers, legal
+from shoal.testing.contracts.matrix import legal, samples_by_axis
 from shoal.testing.contracts.require import close, same
 
 Send = Callable[[Tensor, Any, int], Tensor]
@@ -150,7 +150,7 @@ def test_unbiased_noise_is_found_unbiased() -> None:
 
 def test_who_claims_one_shot_must_say_how_it_is_added() -> None:
     broken = compressor(lambda g, s, r: g.clone(), Trait.ONE_SHOT)
-    with pytest.raises(AssertionError, match="nobody can add"):
+    with pytest.raises(AssertionError, match="has no add"):
         check(broken)
 
 
@@ -215,7 +215,7 @@ def test_a_member_of_ones_own_is_checked_like_shoals() -> None:
 
 
 def test_a_member_of_ones_own_joins_the_matrix() -> None:
-    given = answers(half)
+    given = samples_by_axis(half)
     assert [c.name for c in given["compression"]][-2:] == ["broken", "broken"]
     product = {axis: values[0] for axis, values in given.items()}
     assert legal({**product, "compression": given["compression"][-1]}) is not None
