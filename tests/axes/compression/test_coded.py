@@ -153,7 +153,7 @@ def test_it_is_not_one_message_but_keeps_the_rest() -> None:
     made = coded(terngrad())
     assert Trait.ONE_SHOT not in made.traits
     assert terngrad().traits & ~Trait.ONE_SHOT == made.traits
-    with pytest.raises(ConflictError, match="no codes in them"):
+    with pytest.raises(ConflictError, match="these are no codes"):
         coded(exact())
     with pytest.raises(ConflictError, match="one message"):
         parse("parameter_server, asp, coded(terngrad)")
