@@ -1,6 +1,6 @@
-"""The pages that are made from the code, so that they cannot be out of date.
+"""Generate documentation pages from the code, so that they cannot be out of date.
 
-mkdocs calls :func:`on_files` (see ``hooks:`` in mkdocs.yml). One page an axis from its docstrings,
+mkdocs calls :func:`on_files` (see ``hooks:`` in mkdocs.yml). One page per axis from its docstrings,
 one compatibility table from ``shoal.rules``, one list of papers from ``references.bib``.
 """
 
@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def pages() -> dict[str, str]:
-    """Every generated page by its path."""
+    """Return every generated page by its path."""
     made = {f"axes/{axis}.md": axis_page(axis) for axis in axes.AXES}
     return {
         **made,
@@ -46,11 +46,15 @@ def pages() -> dict[str, str]:
 
 
 def overview() -> str:
-    """All answers on one page."""
-    lines = ["# Six questions", "", "Any way of training on many machines answers six questions."]
+    """Return one page with all techniques."""
+    lines = [
+        "# Six questions",
+        "",
+        "Any way of training on many machines answers six questions, each by a technique.",
+    ]
     for axis in axes.AXES:
         lines += ["", f"## [{axis}]({axis}.md): {axes.QUESTIONS[axis]}", ""]
-        lines += ["| answer | in a line | paper |", "|---|---|---|"]
+        lines += ["| technique | in a line | paper |", "|---|---|---|"]
         for m in axes.catalogue():
             if m.axis == axis:
                 paper = f"[{m.paper}]({m.link})" if m.link else m.paper
@@ -61,7 +65,7 @@ def overview() -> str:
 
 
 def axis_page(axis: str) -> str:
-    """One axis: its question, then every answer with what it does, arguments and papers."""
+    """Return the page of one axis: its question, then every technique, arguments and papers."""
     package = inspect.getmodule(axes).__dict__[axis]
     lines = [f"# {axis}: {axes.QUESTIONS[axis]}", "", plain(inspect.getdoc(package) or ""), ""]
     for function in axes.AXES[axis]:
@@ -71,7 +75,7 @@ def axis_page(axis: str) -> str:
 
 
 def member(function: Callable[..., Any]) -> Iterator[str]:
-    """One answer."""
+    """Yield the section of one technique."""
     module = inspect.getmodule(function)
     story, _, papers = (inspect.getdoc(module) or "").partition("References:")
     yield f"## {function.__name__}"
@@ -91,36 +95,36 @@ def member(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def docstring(text: str) -> Iterator[str]:
-    """A Google-style docstring as Markdown."""
+    """Yield a Google-style docstring as Markdown."""
     text = re.sub(r"^Example:.*?(\n\s*\n|\Z)", "", text, flags=re.S | re.M)
     story, _, rest = text.partition("Args:")
     yield plain(story.strip())
     block, _, after = rest.partition("\n\n")
     yield ""
-    for name, told in re.findall(
+    for name, text in re.findall(
         r"^    (\w+): (.*?)(?=^    \w+: |\Z)", block.strip("\n"), re.S | re.M
     ):
-        yield f"- `{name}`: {plain(' '.join(told.split()))}"
+        yield f"- `{name}`: {plain(' '.join(text.split()))}"
     if after.strip():
         yield ""
         yield plain(inspect.cleandoc(after))
 
 
 def cited(papers: str) -> list[str]:
-    """One paper an item, with Markdown links."""
+    """Return one item per paper, with Markdown links."""
     text = LINK.sub(r"[\1](\2)", " ".join(papers.split()))
     return [plain(part).strip() for part in re.split(r"(?<=\.) (?=[A-Z][\w-]+[ ,])", text) if part]
 
 
 def plain(text: str) -> str:
-    """reStructuredText's code marks as Markdown's."""
+    """Replace reStructuredText's code marks by those of Markdown."""
     return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
 
 
 @cache
 def legal() -> tuple[frozenset[tuple[Any, Any]], dict[tuple[Any, Any], Conflict]]:
-    """Pairs that stand together in some whole strategy; for the others, the nearest conflict."""
-    every = matrix.answers()
+    """Return the pairs that some strategy contains, and for all others the nearest conflict."""
+    every = matrix.samples_by_axis()
     together = {pair for row in matrix.legal_products(every) for pair in combinations(row, 2)}
     rows = _nearest_rows(matrix.kinds(every))
     nearest = {}
@@ -134,20 +138,20 @@ def legal() -> tuple[frozenset[tuple[Any, Any]], dict[tuple[Any, Any], Conflict]
 
 
 def _nearest_rows(kinds: list[list[list[Any]]]) -> dict[Any, tuple[Any, ...]]:
-    """For the kinds of any two answers, the row in which their conflict shows best."""
+    """Return, for any two kinds of techniques, the strategy that shows their conflict best."""
     best: dict[Any, tuple[tuple[int, int], tuple[Any, ...]]] = {}
     for row in product(*([kind[0] for kind in alike] for alike in kinds)):
-        facts = [matrix.facts(answer) for answer in row]
+        facts = [matrix.facts(technique) for technique in row]
         for (i, one), (j, other) in combinations(enumerate(row), 2):
             for *rank, _ in _conflicts(row, (one, other)):
-                key, found = (i, j, facts[i], facts[j]), ((rank[0], rank[1]), row)
-                if key not in best or found[0] < best[key][0]:
-                    best[key] = found
+                key, rank_row = (i, j, facts[i], facts[j]), ((rank[0], rank[1]), row)
+                if key not in best or rank_row[0] < best[key][0]:
+                    best[key] = rank_row
     return {key: row for key, (_, row) in best.items()}
 
 
 @lru_cache(maxsize=1)
-def _told(row: tuple[Any, ...]) -> tuple[Conflict, ...]:
+def _refusals(row: tuple[Any, ...]) -> tuple[Conflict, ...]:
     try:
         Strategy(*row)
     except ConflictError as error:
@@ -156,28 +160,30 @@ def _told(row: tuple[Any, ...]) -> tuple[Conflict, ...]:
 
 
 def _conflicts(row: Sequence[Any], pair: tuple[Any, Any]) -> list[tuple[int, int, Conflict]]:
-    """Each conflict of a row: how many of the pair it does not name, how many there are, itself."""
-    told = _told(tuple(row))
-    return [(-sum(repr(one) in each.what for one in pair), len(told), each) for each in told]
+    """Return each conflict of a row, ranked: naming the pair first, then few conflicts."""
+    conflicts = _refusals(tuple(row))
+    return [
+        (-sum(repr(one) in each.what for one in pair), len(conflicts), each) for each in conflicts
+    ]
 
 
 @cache
 def rows() -> Mapping[str, tuple[Any, ...]]:
-    """The answers the tables show: samples of one technique that behave alike are one row."""
+    """Return the rows of the tables: samples of a technique with equal results are one row."""
     together, _ = legal()
-    kept: dict[str, dict[tuple[str, frozenset[Any]], Any]] = {}
+    shown: dict[str, dict[tuple[str, frozenset[Any]], Any]] = {}
     for axis, functions in axes.AXES.items():
-        kept[axis] = {}
+        shown[axis] = {}
         for function in functions:
             for text in samples(function):
                 made = call(text, axes.FUNCTIONS, "technique")
                 partners = {pair[made == pair[0]] for pair in together if made in pair}
-                kept[axis].setdefault((function.__name__, frozenset(partners)), made)
-    return {axis: tuple(dict.fromkeys(found.values())) for axis, found in kept.items()}
+                shown[axis].setdefault((function.__name__, frozenset(partners)), made)
+    return {axis: tuple(dict.fromkeys(values.values())) for axis, values in shown.items()}
 
 
 def compatibility() -> str:
-    """Which answers go together, from the rules themselves."""
+    """Return the page of legal and illegal combinations, from the rules themselves."""
     lines = [
         "# What goes with what",
         "",
@@ -193,7 +199,7 @@ def compatibility() -> str:
 
 
 def crossed(left: tuple[Any, ...], right: tuple[Any, ...]) -> list[str]:
-    """The table of two axes and its reasons; nothing where everything goes together."""
+    """Return the table of two axes and its reasons; empty if every pair is legal."""
     together, nearest = legal()
     reasons: dict[tuple[str, str], dict[Any, list[str]]] = {}
     lines = ["| |" + "".join(f" `{b}` |" for b in right), "|---|" + ":-:|" * len(right)]
@@ -203,21 +209,21 @@ def crossed(left: tuple[Any, ...], right: tuple[Any, ...]) -> list[str]:
         for b in refused:
             _, why, instead = nearest[a, b]
             reasons.setdefault((why, instead), {}).setdefault(a, []).append(f"`{b}`")
-    said = []
+    reasons_text = []
     for (why, instead), pairs in reasons.items():
         who = "; ".join(f"`{a}` with {', '.join(others)}" for a, others in pairs.items())
-        said.append(f"- {who}: because {why}. Instead: {instead}.")
-    return [*lines, "", *said] if said else []
+        reasons_text.append(f"- {who}: because {why}. Instead: {instead}.")
+    return [*lines, "", *reasons_text] if reasons_text else []
 
 
 def references() -> str:
-    """All papers, by year."""
+    """Return the page of all papers, by year."""
     entry = re.compile(
         r"@\w+\{(\w+), author = \{(.*?)\}, title = \{(.*)\}, year = \{(\d+)\}, url = \{(.*?)\}\}"
     )
-    found = sorted(entry.findall(BIB.read_text()), key=lambda one: (one[3], one[0]))
+    papers = sorted(entry.findall(BIB.read_text()), key=lambda one: (one[3], one[0]))
     lines = ["# Papers", ""]
-    for key, author, title, year, url in found:
+    for key, author, title, year, url in papers:
         authors = author.replace(" and others", " et al.").replace(" and ", "; ")
         clean = title.replace("{", "").replace("}", "")
         lines.append(f"- {year}: {authors}, [{clean}]({url}) `{key}`")

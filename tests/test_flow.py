@@ -16,6 +16,7 @@ from shoal.flow import (
     Agreed,
     All,
     Ask,
+    Dense,
     Flow,
     Fold,
     Folded,
@@ -38,7 +39,7 @@ def asking(*numbers: float) -> Flow:
     told = []
     for number in numbers:
         told.append((yield Mean(torch.tensor(number))))
-    return Agreed(torch.tensor(sum(map(float, told))), torch.zeros(()), len(told))
+    return Agreed(torch.tensor(sum(map(float, told))), Dense(torch.zeros(())), len(told))
 
 
 def double(ask: Ask) -> Any:
@@ -95,7 +96,7 @@ def test_an_ask_of_one_and_an_ask_of_two_travel_together() -> None:
 def test_alone_i_am_told_my_own_message(compressor: Any) -> None:
     value = Value(torch.tensor([3.0, -1.0, 0.5, -4.0]), "w")
     end = drive(compressor.flow(value, None, 0), alone)
-    assert torch.equal(end.mean, end.mine)
+    assert torch.equal(end.mean, end.mine.dense())
 
 
 def test_alone_several_asks_are_answered_one_by_one() -> None:

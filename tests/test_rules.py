@@ -10,32 +10,32 @@ from shoal import rules
 from shoal.errors import Conflict, ConflictError, UsageError
 from shoal.rules import Facts
 from shoal.strategy import Strategy, parse
-from shoal.testing.contracts.matrix import answers, kinds
+from shoal.testing.contracts.matrix import kinds, samples_by_axis
 
 # (strategy, a word of the reason, what one may write in its place)
 REJECTED = [
     ("all_reduce, ssp(2)", "every worker has entered", "parameter_server, ssp(2)"),
     ("all_reduce, asp", "every worker has entered", "gossip, asp"),
-    ("gossip, ssp(2)", "slowest worker's clock", "gossip, asp"),
+    ("gossip, ssp(2)", "clock of the slowest worker", "gossip, asp"),
     ("gossip, topk(0.1)", "damage the model itself", "gossip, exact"),
     ("gossip, asp, cast(bfloat16)", "damage the model itself", "gossip, asp"),
     ("gossip, error_feedback(topk(0.1))", "damage the model itself", "gossip"),
     ("wfbp, local(4)", "no backward to overlap", "fifo, local(4)"),
     ("priority, local(4)", "no backward to overlap", "fifo, local(4)"),
-    ("wfbp, gossip", "parameters travel", "fifo, gossip"),
+    ("wfbp, gossip", "parameters are sent", "fifo, gossip"),
     ("wfbp, parameter_server, asp", "pushes once, after backward", "fifo, parameter_server, asp"),
-    ("wfbp, shard(2)", "torch orders the traffic", "fifo, shard(2)"),
-    ("priority, pipe(2)", "torch orders the traffic", "fifo, pipe(2)"),
+    ("wfbp, shard(2)", "torch orders the messages", "fifo, shard(2)"),
+    ("priority, pipe(2)", "torch orders the messages", "fifo, pipe(2)"),
     ("powersgd(2), priority", "whole matrices", "powersgd(2), wfbp"),
     ("error_feedback(powersgd(2)), priority", "whole matrices", "topk(0.1), priority"),
     ("powersgd(2), shard(2)", "whole matrices", "powersgd(2), tensor(2)"),
-    ("powersgd(2), parameter_server, asp", "one message", "topk(0.1), parameter_server, asp"),
-    ("powersgd(2), parameter_server, ssp(1)", "one message", "cast, parameter_server, ssp(1)"),
+    ("powersgd(2), parameter_server, asp", "single message", "topk(0.1), parameter_server, asp"),
+    ("powersgd(2), parameter_server, ssp(1)", "single message", "cast, parameter_server, ssp(1)"),
     ("ring, gossip", "no effect", "native, gossip"),
     ("ring, parameter_server", "no effect", "native, parameter_server"),
-    ("ring, topk(0.1)", "carries sums", "ring, cast"),
-    ("shard(2), parameter_server", "no single voice", "shard(2), all_reduce"),
-    ("pipe(2), gossip", "no single voice", "pipe(2), all_reduce, local(4)"),
+    ("ring, topk(0.1)", "sums messages", "ring, cast"),
+    ("shard(2), parameter_server", "as one worker", "shard(2), all_reduce"),
+    ("pipe(2), gossip", "as one worker", "pipe(2), all_reduce, local(4)"),
     ("data(1), topk(0.1)", "no peer to agree with", "data(2), topk(0.1)"),
     ("data(1), gossip", "no peer to agree with", "data(1)"),
     ("data(1), local(4)", "no peer to agree with", "data(1)"),
@@ -76,7 +76,7 @@ def test_what_can_be_combined(text: str) -> None:
 
 
 BOUND = [
-    ("priority", Facts(4, clips=True), "norm needs them all", "wfbp"),
+    ("priority", Facts(4, clips=True), "norm needs all of them", "wfbp"),
     ("priority", Facts(4, skips=True), "before any of its updates ran", "wfbp"),
     ("topk(0.1)", Facts(4, closure=True), "exact gradients each time", "exact"),
     ("local(4)", Facts(4, closure=True), "exact gradients each time", "bsp"),
@@ -105,7 +105,9 @@ def test_all_conflicts_with_the_facts_are_told_at_once() -> None:
 
 def test_every_rule_is_needed_by_some_product() -> None:
     told = set()
-    for row in itertools.product(*kinds(answers())):  # of each kind that rules tell apart, one
+    for row in itertools.product(
+        *kinds(samples_by_axis())
+    ):  # of each kind that rules tell apart, one
         try:
             Strategy(*(kind[0] for kind in row))
         except ConflictError as error:
@@ -161,7 +163,7 @@ def test_advice_is_legal_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("bmuf, wfbp", "what a whole step changed travels"),
+        ("bmuf, wfbp", "the change of a whole step is sent"),
         ("bmuf, sign", "plus or minus one"),
         ("bmuf, asp", "every worker has entered"),
     ],
@@ -170,4 +172,4 @@ def test_block_momentum_filters_changes_of_all(text: str, why: str) -> None:
     with pytest.raises(ConflictError, match=why):
         parse(text)
     assert parse("bmuf, local(4)").advice() == ()
-    assert "a block of one step" in parse("bmuf").advice()[0]
+    assert "a block has one step" in parse("bmuf").advice()[0]

@@ -104,9 +104,9 @@ def test_cuts_multiply_however_they_are_written() -> None:
 
 
 def test_two_answers_to_one_question_are_refused_with_both_named() -> None:
-    with pytest.raises(UsageError, match=r"two answers to compression: topk\(0.1\) and exact"):
+    with pytest.raises(UsageError, match=r"two techniques for compression: topk\(0.1\) and exact"):
         parse("topk(0.1), exact")
-    with pytest.raises(UsageError, match="data is given twice: 2 and 3"):
+    with pytest.raises(UsageError, match="data appears twice: 2 and 3"):
         parse("data(2), data(3)")
 
 

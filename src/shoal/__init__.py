@@ -4,7 +4,7 @@
 >>> shoal.parse("all_reduce, local(8), error_feedback(topk(0.01))")
 data, all_reduce, local(8), fifo, error_feedback(topk(0.01)), native
 
-Names are loaded when they are first used, so that ``import shoal`` costs nothing.
+Names are loaded on first use, so that ``import shoal`` does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many cores there are for this process."""
+"""The number of cores that this process may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def usable_cores() -> int:
-    """Those it may run on; where the system does not tell, all of them."""
+    """Return the number of cores in the CPU affinity mask, or all where there is no mask."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -3,21 +3,21 @@
 ::
 
     ShoalError                      exit code 1
-    ├── UsageError (ValueError)     exit code 2: something the user typed or passed
+    ├── UsageError (ValueError)     exit code 2: the user typed or passed something wrong
     │   ├── UnknownName             no such technique; the nearest names are offered
     │   ├── BadArgument             an argument outside its range
     │   └── ConflictError           techniques that cannot be combined, all at once
     ├── CheckpointError             a checkpoint cannot be read or written
-    │   ├── CheckpointMissing       none at the place named; a UsageError, too: exit code 2
-    │   ├── CheckpointCorrupt       truncated, flipped, or not one of ours
-    │   └── CheckpointMismatch      of another model; a UsageError, too: exit code 2
-    └── FaultError                  a worker, a peer or the network
+    │   ├── CheckpointMissing       none at this path; also a UsageError: exit code 2
+    │   ├── CheckpointCorrupt       truncated, damaged, or not a checkpoint of Shoal
+    │   └── CheckpointMismatch      of another model; also a UsageError: exit code 2
+    └── FaultError                  a worker, a peer or the network failed
         ├── PeerLost                a rank died; names it
-        ├── ExchangeTimeout         names who is missing, and in which exchange
+        ├── ExchangeTimeout         names the missing ranks and the exchange
         ├── LayoutMismatch          ranks disagree about model, optimizer or batch; exit code 2
         └── NonFinite               NaN or inf; names step and rank
 
-A message names the value, says why it will not do, and what to do instead.
+A message names the value, says why it cannot work, and what to do instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShoalError(Exception):
 
 
 class UsageError(ShoalError, ValueError):
-    """Something the user typed or passed will not do."""
+    """The user typed or passed something that cannot work."""
 
     exit_code = 2
 
@@ -57,7 +57,7 @@ class BadArgument(UsageError):
 
 
 class Conflict(NamedTuple):
-    """One pair of answers that cannot stand together."""
+    """Techniques that cannot be combined: which, why, and what to do instead."""
 
     what: str
     why: str
@@ -82,11 +82,11 @@ class CheckpointError(ShoalError):
 
 
 class CheckpointMissing(CheckpointError, UsageError):
-    """There is no checkpoint at the place named."""
+    """There is no checkpoint at this path."""
 
 
 class CheckpointCorrupt(CheckpointError):
-    """The bytes on disk are not those that were written."""
+    """The bytes on disk are not the bytes that were written."""
 
 
 class CheckpointMismatch(CheckpointError, UsageError):
@@ -102,13 +102,13 @@ class PeerLost(FaultError):
 
 
 class ExchangeTimeout(FaultError):
-    """An exchange did not end in time; the message names who is missing."""
+    """An exchange did not end in time; the message names the missing ranks."""
 
 
 class LayoutMismatch(FaultError):
     """Ranks disagree about the model, the optimizer or the batch."""
 
-    exit_code = 2  # the script's doing: starting it again would not help
+    exit_code = 2  # caused by the script: starting it again would not help
 
 
 class NonFinite(FaultError):

@@ -1,4 +1,4 @@
-"""Say in words what each worker will do in one step, and what is sent."""
+"""Explain a strategy in words: what each worker does in one step, and what is sent."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shoal.axes.coordination import spectral_gap
 from shoal.flow import Ask, alone, drive, nbytes
 from shoal.strategy import Strategy
 
-SIDE = 512  # of the matrix on which a compressor's messages are measured
+SIDE = 512  # of the matrix whose messages are measured
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a strategy means.
+    """What a strategy does.
 
     Attributes:
-        strategy: as one types it.
-        workers: for how many ranks.
+        strategy: as text.
+        workers: the number of ranks.
         step: what a worker does in one step, in order.
-        sends: what goes over the wire.
-        advice: legal but unwise.
+        sends: what is sent.
+        advice: what is legal but unwise.
     """
 
     strategy: str
@@ -44,7 +44,7 @@ class Explanation:
 
 
 def explain(strategy: Strategy, workers: int) -> Explanation:
-    """Explain a strategy for so many ranks; raises if their degrees do not fit.
+    """Explain a strategy for this number of ranks; raise if its degrees do not fit.
 
     >>> from shoal.strategy import parse
     >>> print(explain(parse("local(8)"), 4).step[-1])
@@ -66,7 +66,7 @@ def _step(s: Strategy, replicas: int) -> Iterator[str]:
         yield f"sends its model to its neighbours while it computes{_every(s)}"
     yield "computes the loss and the gradient of its part of the batch"
     if replicas == 1:
-        yield "updates its model: there is nobody to agree with"
+        yield "updates its model: there is no other replica"
     elif rules.sends_gradients(s):
         yield _when(s)
         yield "updates its model with the agreed gradient, as all others do with theirs"
@@ -85,7 +85,7 @@ def _step(s: Strategy, replicas: int) -> Iterator[str]:
         yield from _push(s)
     else:
         yield "takes its own step"
-        yield "meets one random neighbour: both move to their mean; nobody else waits"
+        yield "meets one random neighbour: both move to their mean; no other worker waits"
 
 
 def _cut(s: Strategy, replicas: int) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _every(s: Strategy) -> str:
 
 
 def ordinal(number: int) -> str:
-    """A number's place in a row.
+    """Return an ordinal number.
 
     >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 22, 112)]
     ['1st', '2nd', '3rd', '4th', '11th', '22nd', '112th']
@@ -133,7 +133,7 @@ def ordinal(number: int) -> str:
 def _push(s: Strategy) -> Iterator[str]:
     yield "pushes its gradient to the servers, which take an optimizer step with 1/n of it"
     if s.synchrony.free:
-        yield "pulls the servers' model and goes on: it waits for nobody"
+        yield "pulls the servers' model and continues: it waits for no other worker"
     else:
         bound = int(s.synchrony.staleness)
         yield f"waits if it is more than {bound} steps ahead of the slowest, then pulls the model"
@@ -149,11 +149,11 @@ def _sends(s: Strategy, replicas: int) -> Iterator[str]:
     lossy = "nothing is lost" if Trait.LOSSLESS in s.compression.traits else "lossy"
     if Trait.CONSERVING in s.compression.traits:
         lossy = "what is not sent is kept and sent later"
-    yield f"the {what} in the form {s.compression}: {each:.3g} bytes a number ({lossy})"
+    yield f"the {what} in the form {s.compression}: {each:.3g} bytes per number ({lossy})"
     yield f"{asks} message{'s' if asks > 1 else ''} for each bucket, {_route(s, replicas)}"
     if s.coordination.via == "peers":
         gap = spectral_gap(s.coordination.mixing(replicas, 0))
-        yield f"disagreement between workers shrinks by {gap:.0%} a round (spectral gap)"
+        yield f"disagreement between workers shrinks by {gap:.0%} per round (spectral gap)"
 
 
 def _route(s: Strategy, replicas: int) -> str:
@@ -173,7 +173,7 @@ def _route(s: Strategy, replicas: int) -> str:
 
 
 def measured(compressor: Compressor) -> tuple[int, float]:
-    """Asks, and bytes for each number, of a matrix of float32: counted on a real message."""
+    """Return asks, and bytes per number, of a float32 matrix, counted on real messages."""
     value = Value(torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)), "matrix")
     sizes: list[int] = []
 

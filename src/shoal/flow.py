@@ -1,14 +1,14 @@
-"""The language of agreement: an algorithm asks (yields), a wire answers (sends).
+"""Flows: an algorithm yields asks, and a wire sends back the answers.
 
-An algorithm never sees a process group, so one text serves gloo, NCCL, a server, neighbours in a
-graph, the simulator and a unit test. The answer to an ask is always the same kind of thing, whoever
-answers: what the workers taking part say *together*.
+An algorithm never sees a process group, so the same code runs on gloo, NCCL, a parameter server,
+neighbours in a graph, the simulator and a unit test. The answer to an ask does not depend on the
+wire: it combines the messages of all workers that take part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,32 +16,57 @@ from torch import Tensor
 from shoal.errors import UsageError
 
 Add: TypeAlias = Callable[[tuple[Tensor, ...], Tensor, float], None]
-"""``add(parts, into, weight)``: into += weight * what the parts say. Pure but for ``into``, so a
-worker, a server or a hop on the way can run it."""
+"""``add(parts, into, weight)`` decodes a message: ``into += weight * decoded parts``.
+
+It changes nothing but ``into``, so a worker, a server or an intermediate hop can run it."""
 
 Merge: TypeAlias = Callable[
     [tuple[Tensor, ...], tuple[Tensor, ...]], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 ]
-"""``merge(mine, theirs)``: what goes on, and what was left out."""
+"""``merge(own, other)`` returns the merged parts, and the parts that were left out."""
+
+
+class Sent(Protocol):
+    """What this worker's message said, after any loss: a :class:`Gather`, or :class:`Dense`."""
+
+    def dense(self) -> Tensor:
+        """Return it as a tensor, shaped like the value that was sent."""
+
+    def subtract_from(self, tensor: Tensor) -> None:
+        """Subtract it in place from a contiguous tensor, if possible without a dense copy."""
+
+
+class Dense(NamedTuple):
+    """What was sent, as a tensor."""
+
+    tensor: Tensor
+
+    def dense(self) -> Tensor:
+        """Return the tensor itself."""
+        return self.tensor
+
+    def subtract_from(self, tensor: Tensor) -> None:
+        """Subtract it in place."""
+        tensor.sub_(self.tensor)
 
 
 class Mean(NamedTuple):
-    """Ask for the weighted mean over those taking part. The wire may overwrite ``tensor``."""
+    """Ask for the weighted mean over all workers. The wire may overwrite ``tensor``."""
 
     tensor: Tensor
 
 
 class Scatter(NamedTuple):
-    """Ask for the first half of a mean, in place: each worker ends with a part of it.
+    """Ask for the first half of a mean (reduce-scatter), in place: each worker gets one part.
 
-    The answer is the tensor, to be given to :class:`Spread`.
+    The answer is the tensor to pass to :class:`Spread`.
     """
 
     tensor: Tensor
 
 
 class Spread(NamedTuple):
-    """Ask for the other half, in place: everybody's parts for everybody."""
+    """Ask for the second half of a mean (all-gather), in place: each worker gets all parts."""
 
     tensor: Tensor
 
@@ -49,25 +74,36 @@ class Spread(NamedTuple):
 class Gather(NamedTuple):
     """Ask for the weighted mean of messages that cannot be summed as they are.
 
-    Every worker's parts have the same sizes.
+    Parts have the same sizes on every worker. The wire does not overwrite them, so the ask itself
+    can serve as ``Agreed.mine``.
     """
 
     parts: tuple[Tensor, ...]
     add: Add
     like: Tensor
 
+    def dense(self) -> Tensor:
+        """Decode this worker's own message."""
+        into = torch.zeros_like(self.like)
+        self.add(self.parts, into, 1.0)
+        return into
+
+    def subtract_from(self, tensor: Tensor) -> None:
+        """Subtract this worker's own message from a tensor, decoded piece by piece."""
+        self.add(self.parts, tensor, -1.0)
+
 
 class Rows(NamedTuple):
-    """Ask for the weighted mean of sparse tensors; everyone may hold other rows."""
+    """Ask for the weighted mean of sparse tensors; each worker may hold different rows."""
 
     tensor: Tensor
 
 
 class Fold(NamedTuple):
-    """Ask to merge pairwise along a tree (gTop-k); the answer is a :class:`Folded`.
+    """Ask to merge messages pairwise along a tree (gTop-k); the answer is a :class:`Folded`.
 
-    ``merge(mine, theirs)`` gives what goes on, sized as either was, and what it left out, which
-    stays with whoever merged. Pure. Every worker's parts have the same sizes.
+    ``merge(own, other)`` returns merged parts of the same sizes, and the entries it left out, which
+    stay with the worker that merged. It is pure. Parts have the same sizes on every worker.
     """
 
     parts: tuple[Tensor, ...]
@@ -75,7 +111,7 @@ class Fold(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What all workers' parts became, the same for all, and what my own merges left out."""
+    """The merged parts, equal on all workers, and what this worker's own merges left out."""
 
     parts: tuple[Tensor, ...]
     dropped: tuple[tuple[Tensor, ...], ...]
@@ -83,14 +119,14 @@ class Folded(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Ask one peer to move to our common mean, and for that mean (AD-PSGD)."""
+    """Ask one peer to move to the mean of both models, and for that mean (AD-PSGD)."""
 
     peer: int
     parts: tuple[Tensor, ...]
 
 
 class Push(NamedTuple):
-    """Give a server one message a parameter, and ask what its model is now."""
+    """Send one message per parameter to the servers, and ask for their current model."""
 
     parts: dict[str, tuple[Tensor, ...]]
 
@@ -105,20 +141,18 @@ Ask: TypeAlias = "Mean | Scatter | Spread | Gather | Rows | Fold | Pair | Push |
 
 
 class Agreed(NamedTuple):
-    """What a flow ends with: what all said, what my own message said after loss, what to keep.
+    """The result of a flow.
 
-    Who loses nothing need not keep ``own`` apart from a tensor that the wire overwrites. Few ever
-    ask for it, so where it takes a pass over all numbers it is a function that makes it.
+    Args:
+        mean: the agreed tensor, equal on all workers.
+        mine: what this worker's own message said. Unless nothing is lost, it shares no memory with
+            the value that was sent, so that ``mine.subtract_from(value)`` is safe.
+        state: what the compressor remembers until the next round.
     """
 
     mean: Tensor
-    own: Tensor | Callable[[], Tensor]
+    mine: Sent
     state: Any
-
-    @property
-    def mine(self) -> Tensor:
-        """What my own message said."""
-        return self.own if isinstance(self.own, Tensor) else self.own()
 
 
 Result = TypeVar("Result")
@@ -128,7 +162,7 @@ Asks: TypeAlias = Generator[Ask, Any, None]
 
 
 def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Result:
-    """Run a flow to its end, answering every ask at once."""
+    """Run a flow to its end, answering each ask immediately, and return its result."""
     try:
         ask = next(flow)
         while True:
@@ -141,48 +175,48 @@ def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Re
 def through(
     flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Generator[Ask, Any, Any]]
 ) -> Generator[Ask, Any, Result]:
-    """Run a flow inside another: each of its asks is answered by what ``answer`` asks in turn."""
-    told: Any = None
+    """Run a flow inside another one, which replaces each ask by the flow ``answer(ask)``."""
+    reply: Any = None
     while True:
         try:
-            ask = flow.send(told)
+            ask = flow.send(reply)
         except StopIteration as end:
             result: Result = end.value
             return result
-        told = yield from answer(ask)
+        reply = yield from answer(ask)
 
 
 def alone(ask: Ask) -> Any:
-    """What a worker is told when nobody else takes part: its own message, as it would arrive."""
+    """Return the answer to an ask when this worker takes part alone: its own message, decoded."""
     match ask:
         case Mean(tensor) | Rows(tensor) | Scatter(tensor) | Spread(tensor):
             return tensor
-        case Gather(parts, add, like):
-            into = torch.zeros_like(like)
-            add(parts, into, 1.0)
-            return into
+        case Gather():
+            return ask.dense()
         case Fold(parts, _):
             return Folded(parts, dropped=(), workers=1)
         case All(asks):
             return tuple(alone(one) for one in asks)
         case _:
-            raise UsageError(f"one worker has nobody to answer {type(ask).__name__}")
+            raise UsageError(
+                f"{type(ask).__name__} needs a peer or a server: one worker has neither"
+            )
 
 
 def tree(workers: int) -> list[tuple[int, int]]:
-    """Who merges whose message, in order, until worker 0 has merged all: (taker, giver).
+    """Return the merges of a binomial tree in order, as (receiver, sender); worker 0 ends with all.
 
-    Any number of workers; as many rounds as it has binary digits.
+    Works for any number of workers, in ``ceil(log2 workers)`` rounds.
     """
-    merges, apart = [], 1
-    while apart < workers:
-        merges += [(i, i + apart) for i in range(0, workers - apart, 2 * apart)]
-        apart *= 2
+    merges, distance = [], 1
+    while distance < workers:
+        merges += [(i, i + distance) for i in range(0, workers - distance, 2 * distance)]
+        distance *= 2
     return merges
 
 
 def nbytes(ask: Ask) -> int:
-    """Bytes of the message that an ask sends, whatever its route; of a half of one, half of it."""
+    """Return the bytes of the message of an ask, whatever its route; half for half a mean."""
     if isinstance(ask, All):
         return sum(map(nbytes, ask.asks))
     whole = sum(t.numel() * t.element_size() for t in _tensors(ask))
@@ -204,9 +238,9 @@ def _tensors(ask: Ask) -> list[Tensor]:
 
 
 def together(flows: Iterable[Flow]) -> Generator[Ask, Any, list[Agreed]]:
-    """Run flows in step: their i-th asks travel as one message.
+    """Run flows in lockstep: their i-th asks travel as one message.
 
-    A flow with fewer asks than its neighbours simply drops out early.
+    A flow with fewer asks than the others ends earlier.
     """
     running = list(flows)
     ends: dict[int, Agreed] = {}

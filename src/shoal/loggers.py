@@ -1,4 +1,4 @@
-"""Where metrics go: one method, and three places that many use already.
+"""Loggers for metrics: a protocol of one method, and adapters for three common services.
 
 Anything with ``log(metrics, step)`` is a logger: pass it as ``distribute(..., logger=...)``. Only
 the main worker logs.
@@ -16,7 +16,7 @@ class Logger(Protocol):
     """Receives metrics."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Note some numbers of one step."""
+        """Log the metrics of one step."""
 
 
 class TensorBoard:

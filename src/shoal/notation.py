@@ -1,4 +1,4 @@
-"""How values are written: sizes in bytes, numbers, and calls inside one line of text."""
+"""Read and write values as text: sizes in bytes, numbers, and calls of techniques."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TypeGuard
 from shoal.errors import BadArgument, UnknownName, UsageError
 
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
-LONGEST = 2000  # characters of a strategy; longer is a mistake or an attack
+LONGEST = 2000  # characters of a strategy; a longer one is a mistake or an attack
 
 
 def nbytes_text(nbytes: int) -> str:
-    """Write a size as it is typed: ``25MB``, ``512KB``, ``1``."""
+    """Return a size as it is typed: ``25MB``, ``512KB``, ``1``."""
     for unit, factor in reversed(UNITS.items()):
         if nbytes and nbytes % factor == 0:
             return f"{nbytes // factor}{unit}"
@@ -23,23 +23,36 @@ def nbytes_text(nbytes: int) -> str:
 
 
 def check_nbytes(call: str, nbytes: object) -> None:
-    """Refuse what is not a size."""
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 1 <= nbytes <= 2**40:
+    """Raise unless ``nbytes`` is a size."""
+    if not is_whole(nbytes, 1, 2**40):
         raise BadArgument(f"{call}({nbytes})", "a size in bytes from 1 up, for example 25MB")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value may stand where a number is wanted; True and False may not."""
+    """Return whether a value is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_whole(value: object, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
+    """Return whether a value is an integer within these bounds; True and False are not."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+def check_momentum(call: str, momentum: object) -> None:
+    """Raise unless ``momentum`` is a factor under which a sum stays bounded."""
+    if not (is_number(momentum) and 0 <= momentum < 1):
+        raise BadArgument(f"{call}(momentum={momentum})", "momentum must lie in [0, 1)")
+
+
 def typed(number: float) -> str:
-    """A number as one types it, with every digit: answers are equal if their names are."""
+    """Return a number with every digit: techniques are equal if their names are."""
     return repr(float(number)).removesuffix(".0")
 
 
 def split(text: str) -> list[str]:
-    """Cut at the commas that stand outside all brackets."""
+    """Split at the commas that stand outside all brackets."""
     if len(text) > LONGEST:
         raise UsageError(f"a strategy of {len(text)} characters: the longest taken is {LONGEST}")
     items, depth, start = [], 0, 0
@@ -53,7 +66,7 @@ def split(text: str) -> list[str]:
 
 
 def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
-    """Evaluate ``name`` or ``name(arguments)`` with the functions known, and nothing else."""
+    """Evaluate ``name`` or ``name(arguments)`` with the functions ``known``, and nothing else."""
     sized = re.sub(
         r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b",
         lambda m: str(int(m[1]) * UNITS[m[2]]),
@@ -75,7 +88,7 @@ def _value(
 ) -> Any:
     match node:
         case ast.Name(id=name) if name in known:
-            return _made(name, known[name], [], {})
+            return _call(name, known[name], [], {})
         case ast.Name(id=name) if not outermost:
             return float("inf") if name == "inf" else name
         case ast.Call(func=ast.Name(id=name)):
@@ -84,7 +97,7 @@ def _value(
             near = _same_axis(known[name], known)
             args = [_value(a, near, kind) for a in node.args]
             words = {_word(k): _value(k.value, near, kind) for k in node.keywords}
-            return _made(name, known[name], args, words)
+            return _call(name, known[name], args, words)
         case ast.Name(id=name):
             raise UnknownName(kind, name, known)
         case ast.BinOp(op=ast.Mult(), left=left, right=right) if outermost:  # never of constants
@@ -107,7 +120,7 @@ def _word(keyword: ast.keyword) -> str:
 def _same_axis(
     function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """Names inside a call mean its own axis: gossip(ring) is a graph, not the route."""
+    """Return the functions of the same axis: in gossip(ring), ring is a graph and not the route."""
     home = function.__module__.rpartition(".")[0]
     return {n: f for n, f in known.items() if f.__module__.rpartition(".")[0] == home}
 
@@ -116,14 +129,14 @@ def _product(left: Any, right: Any, text: str) -> Any:
     try:
         return left * right
     except TypeError:
-        raise UsageError(f"cannot read {text!r}: only ways to cut multiply") from None
+        raise UsageError(f"cannot read {text!r}: only partitions multiply") from None
 
 
-def _made(name: str, function: Callable[..., Any], args: list[Any], words: dict[str, Any]) -> Any:
+def _call(name: str, function: Callable[..., Any], args: list[Any], words: dict[str, Any]) -> Any:
     try:
         return function(*args, **words)
     except TypeError as error:
         why = str(error).replace(f"{function.__name__}() ", "")
-        told = [*map(str, args), *(f"{word}={value}" for word, value in words.items())]
+        arguments = [*map(str, args), *(f"{word}={value}" for word, value in words.items())]
         takes = ", ".join(inspect.signature(function).parameters)
-        raise BadArgument(f"{name}({', '.join(told)})", f"{why}; it takes ({takes})") from None
+        raise BadArgument(f"{name}({', '.join(arguments)})", f"{why}; it takes ({takes})") from None

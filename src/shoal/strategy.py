@@ -1,4 +1,4 @@
-"""Six answers in one frozen value, and the line of text that says it.
+"""A strategy: one technique per axis, as a frozen value and as a line of text.
 
 >>> parse("all_reduce, local(8), error_feedback(topk(0.01))")
 data, all_reduce, local(8), fifo, error_feedback(topk(0.01)), native
@@ -26,38 +26,38 @@ from shoal.errors import BadArgument, ConflictError, UsageError
 __all__ = ["AUTO", "Strategy", "gossip", "parse"]
 
 AUTO = "auto"
-_FILLED_IN = fifo()  # a mark: what is left out is chosen to fit the rest
+_DEFAULT = fifo()  # a marker: the default schedule depends on the other techniques
 
 
 @dataclass(frozen=True, repr=False)
 class Strategy:
     """How one model is trained on many machines.
 
-    Every field is one answer; what is left out gets the plainest answer that is legal with the
-    rest. Raises ``ConflictError`` with every conflict at once.
+    Every field is the technique of one axis; what is left out gets the plainest technique that is
+    legal with the others. Raises ``ConflictError`` with all conflicts at once.
 
     Args:
-        partition: what is cut.
-        coordination: with whom to agree.
-        synchrony: when to wait.
-        scheduling: in what order messages go; left out, during backward where that can be.
-        compression: in what form.
-        collectives: by what route.
+        partition: how the model is cut.
+        coordination: with whom a worker agrees.
+        synchrony: when it waits.
+        scheduling: the order of messages; by default during backward where possible.
+        compression: the form of messages.
+        collectives: the route of sums.
     """
 
     partition: Partition = data()  # noqa: RUF009
     coordination: Coordination = all_reduce()  # noqa: RUF009
     synchrony: Synchrony = bsp()  # noqa: RUF009
-    scheduling: Schedule = _FILLED_IN
+    scheduling: Schedule = _DEFAULT
     compression: Compressor = exact()  # noqa: RUF009
     collectives: Collective = native()  # noqa: RUF009
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
-            if not isinstance(getattr(self, name), kind):
-                given = getattr(self, name)
-                raise BadArgument(f"Strategy({name}={given!r})", f"{name} takes a {kind.__name__}")
-        if self.scheduling is _FILLED_IN:
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise BadArgument(f"Strategy({name}={value!r})", f"{name} takes a {kind.__name__}")
+        if self.scheduling is _DEFAULT:
             plain = wfbp() if rules.can_overlap(self) else fifo()
             object.__setattr__(self, "scheduling", plain)
         if conflicts := rules.conflicts(self):
@@ -71,7 +71,7 @@ class Strategy:
         return self
 
     def advice(self) -> tuple[str, ...]:
-        """What is legal but unwise."""
+        """Return what is legal but unwise."""
         return rules.advice(self)
 
     def __repr__(self) -> str:
@@ -89,33 +89,33 @@ _KINDS: dict[str, type] = {
 
 
 def parse(text: str) -> Strategy:
-    """Read a strategy: answers in any order, separated by commas; ``auto`` is the plainest one.
+    """Read a strategy: techniques in any order, separated by commas; ``auto`` is the plainest one.
 
-    ``tensor=2`` may be written for ``tensor(2)``, and several cuts multiply.
+    ``tensor=2`` may be written for ``tensor(2)``, and several partitions multiply.
     """
     if not isinstance(text, str):
         raise UsageError(f"a strategy is text or a Strategy, not {text!r}")
     if text.strip() in ("", AUTO):
         return Strategy()
-    answers: dict[str, Any] = {}
+    techniques: dict[str, Any] = {}
     for item in notation.split(text):
-        made = notation.call(_as_call(item), FUNCTIONS, "technique")
-        axis = next((a for a, kind in _KINDS.items() if isinstance(made, kind)), None)
+        value = notation.call(_as_call(item), FUNCTIONS, "technique")
+        axis = next((a for a, kind in _KINDS.items() if isinstance(value, kind)), None)
         if axis is None:
-            raise UsageError(f"{item!r} answers none of the six questions")
-        if axis == "partition" and axis in answers:
-            answers[axis] = answers[axis] * made
-        elif axis in answers:
+            raise UsageError(f"{item!r} is no technique of any axis")
+        if axis == "partition" and axis in techniques:
+            techniques[axis] = techniques[axis] * value
+        elif axis in techniques:
             raise UsageError(
-                f"two answers to {axis}: {answers[axis]!r} and {made!r}; keep one of them"
+                f"two techniques for {axis}: {techniques[axis]!r} and {value!r}; keep one of them"
             )
         else:
-            answers[axis] = made
-    return Strategy(**answers)
+            techniques[axis] = value
+    return Strategy(**techniques)
 
 
 def _as_call(item: str) -> str:
-    found = re.fullmatch(r"(\w+)\s*=\s*(.+)", item)
-    if found and found[1] in FUNCTIONS and axis_of(found[1]) == "partition":
-        return f"{found[1]}({found[2]})"
+    match = re.fullmatch(r"(\w+)\s*=\s*(.+)", item)
+    if match and match[1] in FUNCTIONS and axis_of(match[1]) == "partition":
+        return f"{match[1]}({match[2]})"
     return item

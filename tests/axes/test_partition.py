@@ -21,7 +21,7 @@ def test_every_product_keeps_the_laws(partition: Partition) -> None:
 @given(partitions, partitions)
 def test_products_commute_and_their_ranks_multiply(one: Partition, other: Partition) -> None:
     if one.data is not None and other.data is not None:
-        with pytest.raises(UsageError, match="data is given twice"):
+        with pytest.raises(UsageError, match="data appears twice"):
             one * other
         return
     assert one * other == other * one

@@ -74,7 +74,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["-s", "topk(2)"], "topk(2): ratio must lie in (0, 1]"),
         (["-s", "parameter_server, ssp(-1)"], "ssp(-1)"),
         (["-s", "local(0)"], "local(0)"),
-        (["-s", "bsp, asp"], "two answers to synchrony"),
+        (["-s", "bsp, asp"], "two techniques for synchrony"),
         (["-s", "((("], "cannot read '((('"),
         (["-s", "x" * 5000], "5000 characters"),
         (["-n", "3", "-s", "tensor=2"], "3 workers cannot be cut as"),

@@ -36,7 +36,7 @@ from shoal.errors import BadArgument, ConflictError, UnknownName, UsageError
         ("tensor=two", BadArgument, "two"),
         ("topk(0.1, 0.2, 0.3)", BadArgument, r"topk\(0.1, 0.2, 0.3\)"),
         ("topk(ratoi=0.1)", BadArgument, "ratoi"),
-        ("bsp, ssp(3)", UsageError, "two answers to synchrony: bsp and ssp"),
+        ("bsp, ssp(3)", UsageError, "two techniques for synchrony: bsp and ssp"),
         ("bsp; fifo", UsageError, "cannot read 'bsp; fifo'"),
         ("__import__('os')", UsageError, "__import__"),
         ("tensor=2", UsageError, "1 workers cannot be cut .* multiply to 2; start a multiple of 2"),

@@ -18,7 +18,7 @@ from shoal.runtime.step.modes import ModeSetup
 from shoal.runtime.step.modes.local import LocalMode
 from shoal.runtime.tuning.measure import TracedWire
 from shoal.strategy import Strategy, parse
-from shoal.testing.contracts.matrix import answers, legal_products
+from shoal.testing.contracts.matrix import legal_products, samples_by_axis
 from shoal.testing.trainer import Batch, Build, LockstepTrainer, digits, lockstep_context, tiny
 from shoal.wire.null import NullWire
 
@@ -70,7 +70,11 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 
 def lossless() -> list[Strategy]:
     """Whole replicas that send every step's gradient without loss, the order of messages apart."""
     plain = parse("auto")  # a route changes the order of a sum only, and lockstep runs none
-    given = {**answers(), "partition": [plain.partition], "collectives": [plain.collectives]}
+    given = {
+        **samples_by_axis(),
+        "partition": [plain.partition],
+        "collectives": [plain.collectives],
+    }
     found = [Strategy(*row) for row in legal_products(given)]
     exactly = [s for s in found if Trait.LOSSLESS in s.compression.traits]
     return [s for s in exactly if rules.sends_gradients(s) and s.synchrony.name == "bsp"]

@@ -15,14 +15,20 @@ from torch import nn
 from shoal import rules
 from shoal.axes.compression import Trait
 from shoal.strategy import Strategy, parse
-from shoal.testing.contracts.matrix import answers, computation, cover, legal, legal_products
+from shoal.testing.contracts.matrix import (
+    computation,
+    cover,
+    legal,
+    legal_products,
+    samples_by_axis,
+)
 from shoal.testing.trainer import LockstepTrainer, digits, tiny
 
 MOST = 500  # computations trained here; beyond, a pairwise covering array of them
 STEPS = 12
 BATCHES = digits(24)
 
-ANSWERS = answers()
+ANSWERS = samples_by_axis()
 PRODUCTS = math.prod(map(len, ANSWERS.values()))
 LEGAL = [Strategy(*row) for row in legal_products(ANSWERS)]
 

@@ -13,9 +13,9 @@ from shoal.axes.collectives import ring
 from shoal.axes.compression import Compressor, Trait, Value, cast, error_feedback, exact, topk
 from shoal.axes.compression.compressor import add_dense
 from shoal.axes.scheduling import fifo
-from shoal.flow import Agreed, Flow, Mean
+from shoal.flow import Agreed, Dense, Flow, Mean
 from shoal.testing.contracts import check, check_member, laws_of, make, samples
-from shoal.testing.contracts.matrix import answers, legal
+from shoal.testing.contracts.matrix import legal, samples_by_axis
 from shoal.testing.contracts.require import close, same
 
 Send = Callable[[Tensor, Any, int], Tensor]
@@ -26,7 +26,7 @@ def compressor(send: Send, traits: Trait = Trait.NONE, **more: Any) -> Compresso
 
     def flow(value: Value, state: Any, round: int) -> Flow:
         sent = send(value.tensor, state, round)
-        mine = sent.clone()
+        mine = Dense(sent.clone())
         return Agreed((yield Mean(sent)), mine, state)
 
     return Compressor("broken", traits, flow, **more)
@@ -35,33 +35,38 @@ def compressor(send: Send, traits: Trait = Trait.NONE, **more: Any) -> Compresso
 def aliased(value: Value, state: None, round: int) -> Flow:
     """Forgets that the wire may overwrite."""
     sent = value.tensor.clone()
-    return Agreed((yield Mean(sent)), sent, None)
+    return Agreed((yield Mean(sent)), Dense(sent), None)
 
 
 def silent(value: Value, state: None, round: int) -> Flow:
     """Tells less than it sent."""
-    mine = value.tensor / 2
+    mine = Dense(value.tensor / 2)
     return Agreed((yield Mean(value.tensor.clone())), mine, None)
+
+
+def shared(value: Value, state: None, round: int) -> Flow:
+    """Returns what it sent in the memory of the value."""
+    return Agreed((yield Mean(value.tensor.clone())), Dense(value.tensor), None)
 
 
 def adrift(value: Value, state: None, round: int) -> Flow:
     mean = yield Mean(value.tensor.clone())
-    return Agreed(mean + 1e-9 * value.tensor, value.tensor.clone(), None)
+    return Agreed(mean + 1e-9 * value.tensor, Dense(value.tensor.clone()), None)
 
 
 def twice(value: Value, state: None, round: int) -> Flow:
     yield Mean(value.tensor.clone())
-    return Agreed((yield Mean(value.tensor.clone())), value.tensor.clone(), None)
+    return Agreed((yield Mean(value.tensor.clone())), Dense(value.tensor.clone()), None)
 
 
 def greedy(value: Value, state: Tensor, round: int) -> Flow:
     state += 1
-    return Agreed((yield Mean(value.tensor.clone())), value.tensor.clone(), state)
+    return Agreed((yield Mean(value.tensor.clone())), Dense(value.tensor.clone()), state)
 
 
 def flattened(value: Value, state: None, round: int) -> Flow:
     mean = yield Mean(value.tensor.flatten().clone())
-    return Agreed(mean, value.tensor.flatten(), None)
+    return Agreed(mean, Dense(value.tensor.flatten()), None)
 
 
 def count(value: Value) -> Tensor:
@@ -78,6 +83,7 @@ topk_flow = topk(0.5).flow
 BROKEN: dict[str, Compressor] = {
     "mean_of_what_was_sent_is_the_mean": Compressor("silent", Trait.NONE, silent),
     "what_i_said_outlives_the_wire": Compressor("aliased", Trait.NONE, aliased),
+    "what_was_sent_can_be_subtracted": Compressor("shared", Trait.CONTRACTIVE, shared),
     "all_workers_end_with_the_same_bits": Compressor("adrift", Trait.NONE, adrift),
     "what_comes_out_looks_like_what_went_in": Compressor("flat", Trait.NONE, flattened),
     "strides_do_not_matter": compressor(
@@ -144,7 +150,7 @@ def test_unbiased_noise_is_found_unbiased() -> None:
 
 def test_who_claims_one_shot_must_say_how_it_is_added() -> None:
     broken = compressor(lambda g, s, r: g.clone(), Trait.ONE_SHOT)
-    with pytest.raises(AssertionError, match="nobody can add"):
+    with pytest.raises(AssertionError, match="has no add"):
         check(broken)
 
 
@@ -154,7 +160,7 @@ def test_error_feedback_without_a_copy_is_found() -> None:
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
         wanted = value.tensor + state[0]
         mean = yield Mean(wanted)
-        return Agreed(mean, wanted, (wanted - mean,))
+        return Agreed(mean, Dense(wanted), (wanted - mean,))
 
     broken = Compressor(
         "ef", Trait.CONSERVING, flow, lambda value: (torch.zeros_like(value.tensor),)
@@ -209,7 +215,7 @@ def test_a_member_of_ones_own_is_checked_like_shoals() -> None:
 
 
 def test_a_member_of_ones_own_joins_the_matrix() -> None:
-    given = answers(half)
+    given = samples_by_axis(half)
     assert [c.name for c in given["compression"]][-2:] == ["broken", "broken"]
     product = {axis: values[0] for axis, values in given.items()}
     assert legal({**product, "compression": given["compression"][-1]}) is not None

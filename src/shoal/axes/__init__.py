@@ -1,4 +1,4 @@
-"""The taxonomy: one folder a question, one file an answer."""
+"""The six axes: one folder per axis, one file per technique."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for fs in AXES.values(
 
 
 class Member(NamedTuple):
-    """One answer, as the catalogue shows it."""
+    """One technique, as the catalogue shows it."""
 
     axis: str
     name: str
@@ -40,12 +40,12 @@ class Member(NamedTuple):
 
 
 def axis_of(name: str) -> str:
-    """The axis that a technique answers."""
+    """Return the axis of a technique."""
     return next(axis for axis, fs in AXES.items() for f in fs if f.__name__ == name)
 
 
 def catalogue() -> tuple[Member, ...]:
-    """Every answer of every axis, read from its docstrings."""
+    """Return every technique of every axis, read from its docstrings."""
     return tuple(_member(axis, f) for axis, functions in AXES.items() for f in functions)
 
 
@@ -55,7 +55,7 @@ def _member(axis: str, function: Callable[..., Any]) -> Member:
     signature = f"{function.__name__}({words})" if words else function.__name__
     module = inspect.getdoc(inspect.getmodule(function)) or ""
     text = " ".join(module.partition("References:")[2].split())
-    found = re.search(r"(.*?), `(.*?) <(.*?)>`_, (\d{4})", text)
-    paper = f"{found[1]}, {found[2]}, {found[4]}" if found else ""
-    link = found[3] if found else ""
+    match = re.search(r"(.*?), `(.*?) <(.*?)>`_, (\d{4})", text)
+    paper = f"{match[1]}, {match[2]}, {match[4]}" if match else ""
+    link = match[3] if match else ""
     return Member(axis, function.__name__, signature, summary, paper, link)

@@ -55,7 +55,7 @@ def test_a_copy_to_oneself_is_refused() -> None:
 
 
 def test_two_copies_of_which_only_the_order_would_decide_are_refused() -> None:
-    with pytest.raises(BadArgument, match="write rank 2 chunk 0 at once"):
+    with pytest.raises(BadArgument, match="write rank 2 chunk 0 at the same time"):
         prove(route((Copy(0, 2, 0, False), Copy(1, 2, 0, True))), 3)
 
 

@@ -155,7 +155,7 @@ def test_small_matrices_and_vectors_ask_once() -> None:
 
 @pytest.mark.parametrize("text", ["local(4)", "gossip", "shard(2)", "parameter_server, asp"])
 def test_where_no_gradient_of_a_whole_layer_travels_it_is_refused(text: str) -> None:
-    with pytest.raises(ConflictError, match="comes with factors"):
+    with pytest.raises(ConflictError, match="has factors"):
         parse(f"{text}, sufficient_factors")
     assert Trait.FACTORS in parse("by_size(1KB, exact, sufficient_factors)").compression.traits
 

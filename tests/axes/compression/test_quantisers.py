@@ -58,7 +58,7 @@ def test_int8_says_nothing_but_zeros_of_blocks_of_zeros(zero: float) -> None:
 
 def test_int8_keeps_an_outlier_out_of_other_blocks() -> None:
     x = torch.cat([torch.tensor([1e6]), randn(255), randn(256, seed=1)])
-    lost = (exchange(int8(256), [x]).ends[0].mine - x).abs()
+    lost = (exchange(int8(256), [x]).ends[0].mine.dense() - x).abs()
     assert lost[1:256].max() > 1
     assert lost[256:].max() < 0.02
 
@@ -66,7 +66,7 @@ def test_int8_keeps_an_outlier_out_of_other_blocks() -> None:
 @pytest.mark.parametrize("block", [1, 3, 100, 70_000])
 def test_int8_is_off_by_at_most_half_a_step(block: int) -> None:
     x = randn(70_500)
-    mine = exchange(int8(block), [x]).ends[0].mine
+    mine = exchange(int8(block), [x]).ends[0].mine.dense()
     assert torch.all((mine - x).abs() <= x.abs().max() / 254 * 1.001)
     if block == 1:
         torch.testing.assert_close(mine, x)
@@ -74,7 +74,7 @@ def test_int8_is_off_by_at_most_half_a_step(block: int) -> None:
 
 def test_onebit_says_the_mean_of_each_side() -> None:
     one = exchange(onebit(), [torch.tensor([1.0, 3.0, -2.0, -4.0, -6.0])]).ends[0]
-    assert one.mine.tolist() == [2, 2, -4, -4, -4]
+    assert one.mine.dense().tolist() == [2, 2, -4, -4, -4]
     assert one.state[0].tolist() == [-1, 1, 2, 0, -2]
 
 
@@ -84,7 +84,7 @@ def test_onebit_has_two_means_for_each_row_of_a_matrix() -> None:
     _, (high, low) = tensors(one.asks[0][0])
     torch.testing.assert_close(high, torch.tensor([float(x[0].mean()), 0, 0]))
     torch.testing.assert_close(low, torch.tensor([0, float(x[1].mean()), float(x[2].mean())]))
-    torch.testing.assert_close(one.ends[0].mine, x.mean(1, keepdim=True).expand_as(x))
+    torch.testing.assert_close(one.ends[0].mine.dense(), x.mean(1, keepdim=True).expand_as(x))
 
 
 @pytest.mark.parametrize("shape", [(3, 70_000), (200_000,), (1000, 130), (4, 16, 3, 3)])
@@ -95,7 +95,7 @@ def test_onebit_is_the_same_however_long_a_row_is(shape: tuple[int, ...]) -> Non
     high = (rows * up).sum(1, keepdim=True) / up.sum(1, keepdim=True)
     low = (rows * ~up).sum(1, keepdim=True) / (~up).sum(1, keepdim=True)
     expected = torch.where(up, high, low).view(shape)
-    torch.testing.assert_close(exchange(onebit(), [x]).ends[0].mine, expected)
+    torch.testing.assert_close(exchange(onebit(), [x]).ends[0].mine.dense(), expected)
 
 
 def test_twobit_sends_a_threshold_once_that_much_came_together() -> None:
@@ -149,20 +149,20 @@ def test_natural_sends_powers_of_two_as_they_are_and_others_as_a_neighbour() -> 
 
 def test_natural_loses_at_most_an_eighth_on_average() -> None:
     x = randn(100_000)
-    lost = (exchange(natural(), [x]).ends[0].mine - x).square().sum()
+    lost = (exchange(natural(), [x]).ends[0].mine.dense() - x).square().sum()
     assert lost < x.square().sum() / 8
 
 
 def test_qsgd_sends_levels_of_the_length_of_each_bucket() -> None:
     x = torch.cat([torch.tensor([3.0, 4.0]), torch.zeros(510), torch.tensor([-7.0])])
     assert said(qsgd(5), x.tolist()) == pytest.approx(x.tolist())  # 3/5 and 4/5 of 5, 5/5 of 7
-    steps = exchange(qsgd(16), [randn(512)]).ends[0].mine * 16 / randn(512).norm()
+    steps = exchange(qsgd(16), [randn(512)]).ends[0].mine.dense() * 16 / randn(512).norm()
     torch.testing.assert_close(steps, steps.round())
 
 
 def test_terngrad_sends_the_largest_or_nothing() -> None:
     x = randn(1000)
-    mine = exchange(terngrad(), [x]).ends[0].mine
+    mine = exchange(terngrad(), [x]).ends[0].mine.dense()
     assert set(mine.unique().tolist()) == {-float(x.abs().max()), 0.0, float(x.abs().max())}
     assert mine[x.abs().argmax()] == x[x.abs().argmax()]
 
@@ -202,7 +202,7 @@ def test_bytes_on_the_wire_are_those_of_the_formula(
 def test_unbiased_over_many_entries_and_over_workers(compressor: Compressor) -> None:
     """One of 10^9 runs of a true member would fail: the sum of errors is beyond six sigma."""
     x = randn(300, 301)
-    mines = torch.stack([exchange(compressor, [x], round=r).ends[0].mine for r in range(4)])
+    mines = torch.stack([exchange(compressor, [x], round=r).ends[0].mine.dense() for r in range(4)])
     errors = (mines - x).double()
     assert abs(errors.sum()) < 6 * errors.square().sum().sqrt()
     big = x.abs() > 1  # and no less where numbers are of a kind
@@ -214,7 +214,7 @@ def test_workers_err_independently_so_that_their_mean_errs_less(compressor: Comp
     gradients = [randn(64, 64) + 1e-3 * randn(64, 64, seed=w) for w in range(1, 17)]
     one = exchange(compressor, gradients)
     ends = zip(one.ends, gradients, strict=True)
-    alone = sum(float((end.mine - g).square().sum()) for end, g in ends) / 16
+    alone = sum(float((end.mine.dense() - g).square().sum()) for end, g in ends) / 16
     together = float((one.ends[0].mean - torch.stack(gradients).mean(0)).square().sum())
     assert together < 1.5 * alone / 16
 
@@ -259,7 +259,7 @@ def test_every_precision_is_taken_and_given_back(
 ) -> None:
     x = (5 * randn(7, 11)).to(dtype)
     end = exchange(compressor, [x, 2 * x]).ends[0]
-    assert end.mean.dtype == end.mine.dtype == dtype
+    assert end.mean.dtype == end.mine.dense().dtype == dtype
     wide = exchange(compressor, [x.double(), 2 * x.double()]).ends[0]
     if Trait.UNBIASED not in compressor.traits:
         torch.testing.assert_close(end.mean.double(), wide.mean, rtol=0.02, atol=0.02)
@@ -270,9 +270,9 @@ def test_every_precision_is_taken_and_given_back(
 def test_however_small_or_large_it_stays_finite(compressor: Compressor, factor: float) -> None:
     end = exchange(compressor, [factor * randn(600)]).ends[0]
     assert end.mean.isfinite().all()
-    assert end.mine.isfinite().all()
+    assert end.mine.dense().isfinite().all()
     if factor == 0:
-        assert not end.mine.any()
+        assert not end.mine.dense().any()
 
 
 @each
@@ -292,7 +292,7 @@ def test_adding_up_takes_any_strides_and_long_tensors(compressor: Compressor) ->
     into = torch.ones(500, 300).T
     assert compressor.add is not None
     compressor.add(tensors(one.asks[0][0]), into, 2.0)
-    torch.testing.assert_close(into, 1 + 2 * one.ends[0].mine)
+    torch.testing.assert_close(into, 1 + 2 * one.ends[0].mine.dense())
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_what_comes_after_begins_as_if_nothing_had_been() -> None:
 @pytest.mark.parametrize("inner", [FEEDBACK, topk(0.25), powersgd(2), cast(), exact()], ids=repr)
 def test_after_the_warm_up_the_laws_of_the_inner_hold(inner: Compressor) -> None:
     made = after(5, inner)
-    check(dataclasses.replace(made, flow=lambda v, s, r: made.flow(v, s, r + 5), feedback=None))
+    check(dataclasses.replace(made, flow=lambda v, s, r: made.flow(v, s, r + 5), contraction=None))
 
 
 def test_a_server_decodes_pushes_before_and_after_the_warm_up() -> None:

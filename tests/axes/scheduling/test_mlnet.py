@@ -16,7 +16,7 @@ from shoal.errors import BadArgument, ConflictError
 from shoal.explain import explain
 from shoal.simulate.schedule import schedule_seconds
 from shoal.strategy import Strategy, parse
-from shoal.testing.contracts.matrix import answers, legal_products
+from shoal.testing.contracts.matrix import legal_products, samples_by_axis
 from shoal.testing.processes import run_workers
 
 LAYERS = [Layer(f"l{i}", 48, 1.0, 1.0) for i in range(3)]
@@ -61,7 +61,7 @@ def test_alone_it_is_a_strategy_and_says_that_its_sums_go_by_a_tree() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("mlnet, parameter_server", "nor its hops"),
+        ("mlnet, parameter_server", "its hops have no effect"),
         ("mlnet, topk(0.1)", "gathers"),
         ("mlnet, powersgd(2)", "whole matrices"),
         ("mlnet, local(4)", "no backward to overlap"),
@@ -75,7 +75,7 @@ def test_where_there_are_no_hops_or_no_sums_it_says_so(text: str, why: str) -> N
 
 def test_it_goes_with_every_route_and_every_form_that_is_summed_in_slices() -> None:
     plain = parse("auto")
-    given = {**answers(), "partition": [plain.partition], "scheduling": [mlnet()]}
+    given = {**samples_by_axis(), "partition": [plain.partition], "scheduling": [mlnet()]}
     found = [Strategy(*row) for row in legal_products(given)]
     assert all(s.scheduling.queues for s in found)
     assert {s.collectives for s in found} == set(given["collectives"])

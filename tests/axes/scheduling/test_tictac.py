@@ -40,5 +40,5 @@ def test_what_is_larger_than_a_shard_is_cut() -> None:
 
 
 def test_there_are_two_orders() -> None:
-    with pytest.raises(BadArgument, match="tac and tic"):
+    with pytest.raises(BadArgument, match="tac or tic"):
         tictac("toe")

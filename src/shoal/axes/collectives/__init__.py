@@ -1,4 +1,4 @@
-"""By what route? Each answer is a file; a route is data that is run, proved, priced and drawn."""
+"""Collectives: the route by which sums travel. One file per technique; a route is data."""
 
 from shoal.axes.collectives.blueconnect import blueconnect
 from shoal.axes.collectives.butterfly import butterfly

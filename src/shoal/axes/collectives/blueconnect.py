@@ -1,9 +1,9 @@
-"""BlueConnect: an all-reduce taken apart over several levels of a network.
+"""BlueConnect: an all-reduce decomposed over several levels of a network.
 
-Reduce-scatter inside the innermost groups, then among those who hold the same slice in the groups
-of the next level, and so on outwards; all-gather on the way back. Each level carries only what the
-levels inside it left over, so slower links carry less. ``blueconnect(2, 4)`` on 16 workers: pairs,
-four pairs to a group, and a ring across the two groups that are left.
+Reduce-scatter inside the innermost groups, then among the ranks with the same slice in the groups
+of the next level, and so on outwards; all-gather on the way back. Each level carries only one slice
+per group of the level inside it, so slower links carry less. ``blueconnect(2, 4)`` on 16 workers:
+pairs, groups of four pairs, and a ring across the two groups.
 
 References:
     Cho, Finkler, Kung & Hunter, `BlueConnect: Decomposing All-Reduce for Deep Learning on
@@ -24,11 +24,11 @@ from shoal.errors import BadArgument
 
 
 def blueconnect(*levels: int) -> Collective:
-    """Reduce-scatter level by level outwards, all-gather level by level back.
+    """Reduce-scatter level by level outwards, all-gather level by level inwards.
 
     Args:
-        levels: how many of a level make one of the next, from inside out; the workers must be a
-            multiple of their product, and what is left over is a last level.
+        levels: group sizes from the innermost level outwards; the number of workers must be a
+            multiple of their product, and a last level joins the remaining groups.
 
     Example: ``blueconnect(2, 2)``.
     """
@@ -52,5 +52,5 @@ def _rounds(product: int, route: Collective, world: int) -> Iterator[Round]:
 
 def _refusal(product: int, world: int) -> str:
     if world > 1 and world % product:
-        return f"its levels make groups of {product}, and {world} workers do not"
+        return f"its levels make groups of {product}, and {world} workers are no multiple of that"
     return ""

@@ -1,11 +1,11 @@
-"""Butterfly all-reduce (recursive doubling): in every round all swap sums with one farther away.
+"""Butterfly all-reduce (recursive doubling): in each round ranks swap sums, at twice the distance.
 
-After round ``k`` each holds the sum over its group of ``2^(k + 1)``, so ``log2 world`` rounds do,
-each of the whole message: the fewest messages there can be, hence best for small ones. What two
-swap they add up as ``a + b`` and ``b + a``, which are the same bits.
+After round ``k`` each rank holds the sum over its group of ``2^(k + 1)``, so there are
+``log2 world`` rounds, each with the whole message: the fewest messages possible, so it is best for
+small ones. Two partners compute ``a + b`` and ``b + a``, which are the same bits.
 
-Any number of workers will do: those beyond a power of two are folded in, at the price of two more
-messages (:mod:`shoal.axes.collectives.kit.fold`).
+It works for any number of workers: those beyond a power of two are folded in, at the cost of two
+more messages (:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -21,12 +21,8 @@ from shoal.axes.collectives.kit.fold import folded
 
 
 def butterfly() -> Collective:
-    """All swap whole sums with one twice as far each round: fewest messages, many bytes."""
-    return Collective("butterfly", rounds=_rounds, chunks=_one)
-
-
-def _one(world: int) -> int:
-    return 1
+    """Swap whole sums with a partner, each round twice as far: fewest messages, many bytes."""
+    return Collective("butterfly", rounds=_rounds)
 
 
 def _rounds(world: int) -> Iterator[Round]:

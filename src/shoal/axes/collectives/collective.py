@@ -1,7 +1,7 @@
-"""A collective is data: who copies which chunk to whom, round by round.
+"""The protocol of the collectives axis: a route is data, copies of chunks in rounds.
 
-One description has many readers: :func:`shoal.axes.collectives.kit.prove` checks it, a wire runs
-it, a cost model prices it, a picture draws it. None of them can drift from the others.
+One description serves all: :func:`shoal.axes.collectives.kit.prove` checks it, a wire runs it, a
+cost model prices it, a plot draws it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Copy(NamedTuple):
-    """One chunk goes from ``source`` to ``target``, and is added there or takes the place."""
+    """Send one chunk from ``source`` to ``target``, which adds it or replaces its own."""
 
     source: int
     target: int
@@ -21,14 +21,14 @@ class Copy(NamedTuple):
 
 
 Round = tuple[Copy, ...]
-"""Copies that happen at once: each reads what its source held before the round."""
+"""Copies that run at the same time: each reads the chunk as it was before the round."""
 
 Cost: TypeAlias = Callable[[float], float]
-"""Seconds that so many bytes take."""
+"""nbytes -> seconds."""
 
 
 class Network(NamedTuple):
-    """What a network was measured to take, the same on every rank.
+    """Measured times of a network, equal on every rank.
 
     Args:
         message: nbytes -> seconds of one message between two ranks.
@@ -40,12 +40,17 @@ class Network(NamedTuple):
 
 
 UNKNOWN = Network(lambda nbytes: 0.0, lambda nbytes: 0.0)
-"""For a choice that does not look at it."""
+"""For choices that do not depend on the network."""
 
 
 def any_world(world: int) -> str:
-    """Refuse no number of workers."""
+    """Accept any number of workers."""
     return ""
+
+
+def one_chunk(world: int) -> int:
+    """Send the message whole."""
+    return 1
 
 
 Contenders: TypeAlias = "Callable[[float, int, Network], tuple[Collective, ...]]"
@@ -54,23 +59,23 @@ Contenders: TypeAlias = "Callable[[float, int, Network], tuple[Collective, ...]]
 
 @dataclass(frozen=True, repr=False)
 class Collective:
-    """A route by which all workers come to hold the sum.
+    """An all-reduce: a route after which all workers hold the sum.
 
     Args:
-        name: what one types; two collectives are equal when their names are.
-        rounds: world -> the rounds, each a tuple of copies; None means whatever torch does.
-        chunks: world -> into how many chunks a message is cut.
-        refusal: world -> why it cannot serve so many workers; empty when it can.
-        choose: (nbytes, world, network) -> the route for messages of that size, when it differs
-            with size; then ``rounds`` is None.
-        probes: whether the choice looks at the network, which is then measured.
-        contenders: (nbytes, world, network) -> routes to be timed before one is taken, the surest
+        name: the text that a user types; two collectives are equal if their names are.
+        rounds: world -> the rounds, each a tuple of copies; None: the backend's own all-reduce.
+        chunks: world -> the number of chunks into which a message is cut.
+        refusal: world -> why it does not work for this number of workers; empty if it does.
+        choose: (nbytes, world, network) -> the route for this size, if it depends on the size;
+            then ``rounds`` is None.
+        probes: whether the choice needs the network to be measured.
+        contenders: (nbytes, world, network) -> routes to time before one is chosen, the safest
             first; None: ``choose`` decides alone.
     """
 
     name: str
     rounds: Callable[[int], Iterable[Round]] | None = field(compare=False)
-    chunks: Callable[[int], int] = field(compare=False)
+    chunks: Callable[[int], int] = field(default=one_chunk, compare=False)
     refusal: Callable[[int], str] = field(default=any_world, compare=False)
     choose: Callable[[float, int, Network], Collective] | None = field(default=None, compare=False)
     probes: bool = field(default=True, compare=False)
@@ -78,7 +83,7 @@ class Collective:
 
     @property
     def is_native(self) -> bool:
-        """Whether torch's own all-reduce runs, whatever the size."""
+        """Return whether the backend's own all-reduce runs for every size."""
         return self.rounds is None and self.choose is None
 
     def __repr__(self) -> str:

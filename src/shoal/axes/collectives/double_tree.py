@@ -1,24 +1,20 @@
-"""Double binary tree: two trees at once, each with half of the message, in a pipeline of segments.
+"""Double binary tree: two trees at the same time, each with half of the message, in segments.
 
-In one tree, the leaves (half of the workers) only send up and receive down, and their links idle.
-So a second tree takes the other half of the message, in which they are the inner nodes. Each half
-is cut into segments that follow one another up and down. With ``s`` segments there are at most
-``4 (s + ceil(log2 world) - 1)`` rounds of ``1 / 2s`` of the message: twice the message passes each
-link, after some ``log2 world`` messages that fill the pipeline.
+In one tree, the leaves (half of the workers) only send up and receive down, so their links are
+mostly idle. So a second tree, in which they are the inner nodes, takes the other half of the
+message. Each half is cut into segments that follow one another up and down, as in a pipeline. With
+``s`` segments there are at most ``4 (s + ceil(log2 world) - 1)`` rounds of ``1 / 2s`` of the
+message: each link carries twice the message, after about ``log2 world`` messages that fill the
+pipeline.
 
-The rounds are those of Sanders, Speck & Träff, a broadcast after the same played backwards; what
-may go earlier than there does.
+An inner node of one tree is a leaf of the other. So a rank receives along two edges, one of each
+tree, and sends along at most two. The edges can be coloured with two colours such that neither two
+edges into a rank nor two edges out of it have the same colour. Edges of one colour send in even
+rounds, those of the other colour in odd rounds, so no rank ever sends or receives two chunks at
+once.
 
-References:
-    Sanders, Speck & Träff, `Two-tree algorithms for full bandwidth broadcast, reduction and scan
-    <https://doi.org/10.1016/j.parco.2009.09.001>`_, 2009.
-
-Two binary trees over the same ranks, and when a broadcast down both may pass each edge.
-
-Who is an inner node of one tree is a leaf of the other. So a rank receives along two edges, one of
-each tree, and sends along two at most, and the edges can be coloured with two colours so that
-neither two edges into a rank nor two out of it have the same. Edges of one colour pass on what
-they have in even rounds, those of the other in odd ones, and nobody ever has two things to do.
+An all-reduce is the broadcast of Sanders, Speck & Träff after the same broadcast run backwards;
+chunks that may go earlier than in the paper do.
 
 References:
     Sanders, Speck & Träff, `Two-tree algorithms for full bandwidth broadcast, reduction and scan
@@ -34,27 +30,30 @@ from typing import NamedTuple
 
 from shoal.axes.collectives.collective import Collective, Copy, Round
 from shoal.errors import BadArgument
+from shoal.notation import is_whole
 
 SEGMENTS = 4
 
 
 def double_tree(segments: int = SEGMENTS) -> Collective:
-    """Two binary trees, each with half of the message, in segments: few messages, all links busy.
+    """Reduce and broadcast in two trees, half of the message each: few messages, all links busy.
 
     Args:
-        segments: into how many each half is cut; more use links better, and are more messages.
+        segments: of each half; more segments use links better, but are more messages.
 
     Example: ``double_tree``.
     """
-    if isinstance(segments, bool) or not isinstance(segments, int) or not 1 <= segments <= 64:
-        raise BadArgument(f"double_tree({segments})", "segments are a whole number, 1 to 64")
+    if not is_whole(segments, 1, 64):
+        raise BadArgument(
+            f"double_tree({segments})", "segments must be a whole number from 1 to 64"
+        )
     name = "double_tree" if segments == SEGMENTS else f"double_tree({segments})"
     chunks = partial(_chunks, segments)
     return Collective(name, rounds=partial(_rounds, segments), chunks=chunks)
 
 
 class _Hop(NamedTuple):
-    """A chunk goes along an edge, in this order, once ``after`` others have reached its source."""
+    """A copy along an edge, ordered by ``order``; its source first receives ``after`` copies."""
 
     order: int
     copy: Copy
@@ -66,7 +65,7 @@ def _chunks(segments: int, world: int) -> int:
 
 
 def _rounds(segments: int, world: int) -> Iterator[Round]:
-    """In each round a rank sends one chunk at most and receives one at most: the first ready."""
+    """Yield rounds in which each rank sends at most one chunk and receives at most one."""
     waiting = sorted(_hops(segments, world))
     arrived: Counter[tuple[int, int]] = Counter()  # at (rank, chunk)
     while waiting:
@@ -90,12 +89,12 @@ def _rounds(segments: int, world: int) -> Iterator[Round]:
 
 def _hops(segments: int, world: int) -> Iterator[_Hop]:
     both = trees(world)
-    found = edges(both)
-    length = max((edge.start for edge in found), default=0) + 2 * segments - 1  # of a broadcast
-    for number, rank, up, start in found:
+    paths = edges(both)
+    length = max((edge.start for edge in paths), default=0) + 2 * segments - 1  # of a broadcast
+    for number, rank, up, start in paths:
         tree = both[number]
-        parts = tree.count(rank)  # that reach a rank on their way up
-        whole = tree.count(up) + (tree[up] is not None)  # or up to when it holds the sum
+        parts = tree.count(rank)  # copies that reach the rank on the way up
+        whole = tree.count(up) + (tree[up] is not None)  # and until its parent holds the sum
         for segment in range(segments):
             chunk, when = number * segments + segment, start + 2 * segment
             mirror = start + 2 * (segments - 1 - segment)
@@ -108,7 +107,7 @@ Tree = tuple[int | None, ...]
 
 
 class Edge(NamedTuple):
-    """From ``rank`` to its parent ``up`` in tree 0 or 1; ``start``: when a broadcast passes it."""
+    """From ``rank`` to its parent ``up`` in tree 0 or 1; a broadcast first uses it in ``start``."""
 
     tree: int
     rank: int
@@ -117,7 +116,7 @@ class Edge(NamedTuple):
 
 
 def trees(world: int) -> tuple[Tree, Tree]:
-    """A tree in which odd ranks are leaves, and one in which they are not."""
+    """Return a tree in which odd ranks are leaves, and one in which they are inner nodes."""
     first = _in_order(world)
     # mirrored, or shifted by one where the mirror would leave odd ranks odd
     to = [(world - 1 - r) if world % 2 == 0 else (r + 1) % world for r in range(world)]
@@ -128,7 +127,7 @@ def trees(world: int) -> tuple[Tree, Tree]:
 
 
 def edges(both: tuple[Tree, Tree]) -> tuple[Edge, ...]:
-    """All edges of both trees, each with the round in which a broadcast first passes it."""
+    """Return all edges of both trees, with the round in which a broadcast first uses each."""
     plain = [
         Edge(number, rank, up)
         for number, tree in enumerate(both)
@@ -138,7 +137,7 @@ def edges(both: tuple[Tree, Tree]) -> tuple[Edge, ...]:
     colours = _coloured(plain)
     starts: dict[tuple[int, int], int] = {}
     for number, tree in enumerate(both):
-        starts[number, tree.index(None)] = -1  # the root has it before the first round
+        starts[number, tree.index(None)] = -1  # the root holds its chunk before the first round
     for edge in sorted(plain, key=lambda e: _depth(both[e.tree], e.rank)):
         soonest = starts[edge.tree, edge.up] + 1
         starts[edge.tree, edge.rank] = soonest + (soonest - colours[edge]) % 2
@@ -146,7 +145,7 @@ def edges(both: tuple[Tree, Tree]) -> tuple[Edge, ...]:
 
 
 def _in_order(world: int) -> Tree:
-    """Rank 0 is the root and has a single child, under which the ranks lie in order."""
+    """Return the tree whose root is rank 0, with a single child, under which ranks lie in order."""
     parents: list[int | None] = [None] * world
     for rank in range(1, world):
         low = rank & -rank
@@ -161,17 +160,17 @@ def _depth(tree: Tree, rank: int) -> int:
 
 
 def _coloured(plain: list[Edge]) -> dict[Edge, int]:
-    """0 or 1 for each edge, no two alike into one rank or out of one (going down)."""
-    meeting: dict[tuple[str, int], list[Edge]] = {}
+    """Return 0 or 1 for each edge; edges into one rank, or out of one, have different colours."""
+    adjacent: dict[tuple[str, int], list[Edge]] = {}
     for edge in plain:
-        meeting.setdefault(("into", edge.rank), []).append(edge)
-        meeting.setdefault(("out of", edge.up), []).append(edge)
+        adjacent.setdefault(("into", edge.rank), []).append(edge)
+        adjacent.setdefault(("out of", edge.up), []).append(edge)
     colours: dict[Edge, int] = {}
     for first in plain:
         todo = [] if first in colours else [(first, 0)]
-        while todo:  # along a path or an even ring of edges that meet
+        while todo:  # along a path, or a cycle of even length, of adjacent edges
             edge, colour = todo.pop()
             colours[edge] = colour
-            near = meeting["into", edge.rank] + meeting["out of", edge.up]
+            near = adjacent["into", edge.rank] + adjacent["out of", edge.up]
             todo += [(other, 1 - colour) for other in near if other not in colours]
     return colours

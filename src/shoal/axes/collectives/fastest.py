@@ -57,9 +57,7 @@ def fastest(report: str = "") -> Collective:
     if not isinstance(report, str):
         raise BadArgument(f"fastest({report})", "the path of a report, in quotes")
     if not report:
-        return Collective(
-            "fastest", rounds=None, chunks=_one, choose=cheapest, contenders=promising
-        )
+        return Collective("fastest", rounds=None, choose=cheapest, contenders=promising)
     measured = winners(report)
     for sizes in measured.by_size.values():
         for name in sizes.values():
@@ -68,7 +66,6 @@ def fastest(report: str = "") -> Collective:
     return Collective(
         f"fastest({report!r})",
         rounds=None,
-        chunks=_one,
         refusal=measured.refusal,
         choose=partial(_winner, measured),
         probes=False,
@@ -80,7 +77,3 @@ def _winner(measured: Winners, nbytes: float, world: int, network: Network) -> C
         return native()
     route: Collective = call(measured.at(nbytes, world), _NAMES, "collective")
     return route
-
-
-def _one(world: int) -> int:
-    return 1

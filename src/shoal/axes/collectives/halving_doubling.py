@@ -1,12 +1,12 @@
-"""Rabenseifner's all-reduce: halve what one is in charge of, then double it back.
+"""Rabenseifner's all-reduce: recursive halving, then recursive doubling.
 
-1. reduce-scatter: in each round two swap halves of what both are in charge of, the farthest first,
-   until each is in charge of one chunk, which is complete;
+1. reduce-scatter: in each round partners swap halves of the chunks that both are responsible for,
+   the farthest partner first, until each rank is responsible for one chunk, which is complete;
 2. all-gather: the same rounds backwards, with sums.
 
 ``2 log2 world`` messages that carry ``2 (world - 1) / world`` of the bytes: as few bytes as a ring
-in far fewer messages. Any number of workers will do: those beyond a power of two are folded in, at
-the price of two more messages of the whole (:mod:`shoal.axes.collectives.kit.fold`).
+in far fewer messages. It works for any number of workers: those beyond a power of two are folded
+in, at the cost of two more whole messages (:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
     Rabenseifner, `Optimization of Collective Reduction Operations
@@ -22,7 +22,7 @@ from shoal.axes.collectives.kit.fold import folded, power_below
 
 
 def halving_doubling() -> Collective:
-    """Pairs swap halves of halves, then sums the same way back: few bytes in few messages."""
+    """Reduce-scatter by halving, all-gather by doubling: few bytes in few messages."""
     return Collective("halving_doubling", rounds=_rounds, chunks=power_below)
 
 
@@ -47,6 +47,6 @@ def _halve_then_double(power: int) -> Iterator[Round]:
 
 
 def _charge(rank: int, d: int) -> range:
-    """The chunks that ``rank`` is in charge of once it has halved at distance ``d``."""
+    """Return the chunks that ``rank`` is responsible for after halving at distance ``d``."""
     first = rank & -d  # d is a power of two, so this clears the bits below it
     return range(first, first + d)

@@ -1,14 +1,14 @@
-"""Hierarchical all-reduce: inside groups first, then across, each with a slice of its own.
+"""Hierarchical all-reduce: reduce inside groups first, then across groups, slice by slice.
 
-Links inside a host are faster than those between hosts. Workers form groups of ``inner`` by number
+Links inside a host are faster than links between hosts. Workers form groups of ``inner`` by rank
 (0 and 1, 2 and 3, …), as launchers number the workers of a host:
 
-1. reduce-scatter inside: each ends with one slice, summed over its group;
-2. all-reduce across: those with the same slice, one of each group, by the ``outer`` route;
-3. all-gather inside.
+1. reduce-scatter inside groups: each worker ends with one slice, summed over its group;
+2. all-reduce across groups: workers with the same slice, one of each group, by the ``outer`` route;
+3. all-gather inside groups.
 
-Every worker takes part in the second step, not only a leader of each group, so that the slow links
-carry ``1 / inner`` of the message for each.
+Every worker takes part in step 2, not only a leader of each group, so that each slow link carries
+``1 / inner`` of the message.
 
 References:
     Mikami et al., `Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash
@@ -23,28 +23,29 @@ from functools import partial
 from shoal.axes.collectives.collective import Collective, Copy, Round
 from shoal.axes.collectives.ring import ring
 from shoal.errors import BadArgument
+from shoal.notation import is_whole
 
 
 def hierarchical(inner: int, outer: Collective | None = None) -> Collective:
     """Reduce-scatter inside groups, all-reduce of the slices across, all-gather inside.
 
     Args:
-        inner: how many workers make a group; their number must be a multiple of it.
-        outer: the route across groups; a ring when left out.
+        inner: workers in a group; the number of workers must be a multiple of it.
+        outer: the route across groups; by default a ring.
 
     Example: ``hierarchical(2)``, ``hierarchical(2, tree)``.
     """
     across = ring() if outer is None else outer
-    told = f"{inner}" if across == ring() else f"{inner}, {across}"
-    return nested(f"hierarchical({told})", inner, across)
+    arguments = f"{inner}" if across == ring() else f"{inner}, {across}"
+    return nested(f"hierarchical({arguments})", inner, across)
 
 
 def nested(name: str, inner: int, outer: Collective) -> Collective:
-    """The route of that name, which has groups of ``inner`` and another route across them."""
-    if isinstance(inner, bool) or not isinstance(inner, int) or not 1 <= inner <= 65536:
-        raise BadArgument(name, f"a group has a whole number of workers from 1 up, not {inner!r}")
+    """Return the route of this name: groups of ``inner``, and the ``outer`` route across them."""
+    if not is_whole(inner, 1, 65536):
+        raise BadArgument(name, f"the size of a group is a whole number from 1 up, not {inner!r}")
     if not isinstance(outer, Collective) or outer.rounds is None:
-        raise BadArgument(name, "across groups goes a route with rounds, such as ring or tree")
+        raise BadArgument(name, "the route across groups must have rounds, such as ring or tree")
     return Collective(
         name,
         rounds=partial(_rounds, inner, outer),
@@ -72,7 +73,7 @@ def _rounds(inner: int, outer: Collective, world: int) -> Iterator[Round]:
         return
     groups = world // inner
     slice_chunks = outer.chunks(groups)
-    for t in range(inner - 1):  # ends with slice i at the i-th of each group
+    for t in range(inner - 1):  # ends with slice i on the i-th worker of each group
         yield _around(world, inner, slice_chunks, back=t + 1)
     for copies in outer.rounds(groups):
         yield tuple(
@@ -85,11 +86,11 @@ def _rounds(inner: int, outer: Collective, world: int) -> Iterator[Round]:
 
 
 def _around(world: int, inner: int, chunks: int, *, back: int, add: bool = True) -> Round:
-    """In each group, everybody passes to the right the slice that is ``back`` before its own."""
+    """In each group, each rank i sends slice ``i - back`` to its right neighbour."""
     copies = []
     for rank in range(world):
         first, i = rank - rank % inner, rank % inner
-        own = (i - back) % inner
+        part = (i - back) % inner
         target = first + (i + 1) % inner
-        copies += [Copy(rank, target, own * chunks + c, add) for c in range(chunks)]
+        copies += [Copy(rank, target, part * chunks + c, add) for c in range(chunks)]
     return tuple(copies)

@@ -1,7 +1,7 @@
-"""Linear all-reduce: the first worker adds up one message after the other, then tells everybody.
+"""Linear all-reduce: rank 0 adds up one message after the other, then sends the sum to all.
 
-It is what one writes first, and the yardstick for the rest: the first worker's link carries every
-message, ``world - 1`` whole ones in and as many out, while all others wait.
+It is the simplest route, and the baseline for the others: the link of rank 0 carries every message,
+``world - 1`` whole ones in and as many out, while all other ranks wait.
 
 References:
     Ben-Nun & Hoefler, `Demystifying Parallel and Distributed Deep Learning
@@ -16,16 +16,12 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def linear() -> Collective:
-    """One worker adds up what each sends and sends it back: simple, and its link is the limit."""
-    return Collective("linear", rounds=_rounds, chunks=_one)
-
-
-def _one(world: int) -> int:
-    return 1
+    """Send everything to rank 0, which sends back the sum: simple, but limited by its link."""
+    return Collective("linear", rounds=_rounds)
 
 
 def _rounds(world: int) -> Iterator[Round]:
-    for rank in range(1, world):  # a round each, so that the first never holds more than one
+    for rank in range(1, world):  # one at a time, so that rank 0 never holds more than one message
         yield (Copy(rank, 0, 0, True),)
     if world > 1:
         yield tuple(Copy(0, rank, 0, False) for rank in range(1, world))

@@ -1,7 +1,7 @@
-"""Native: let torch's backend (gloo, NCCL) choose the route.
+"""Native: the all-reduce of torch's backend (gloo, NCCL, shoal).
 
-It is the base case: what one gets by not asking. The route is the backend's own and may change with
-message size and version, so there are no rounds to prove, and its price is an assumption.
+It is the default. The route is the backend's own and may change with message size and version, so
+there are no rounds to prove, and its price is an assumption.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -14,9 +14,5 @@ from shoal.axes.collectives.collective import Collective
 
 
 def native() -> Collective:
-    """Whatever all-reduce torch's backend runs."""
-    return Collective("native", rounds=None, chunks=_one)
-
-
-def _one(world: int) -> int:
-    return 1
+    """Use the all-reduce of torch's backend."""
+    return Collective("native", rounds=None)

@@ -1,12 +1,12 @@
-"""Ring all-reduce: every link is busy in every round, so the bytes sent are the fewest possible.
+"""Ring all-reduce: every link is busy in every round, so that the fewest bytes are sent.
 
 The message is cut into as many chunks as there are workers. Two phases of ``world - 1`` rounds:
 
-1. reduce-scatter: each worker passes a partial sum to the right; one chunk a worker ends complete;
-2. all-gather: the complete chunks travel once around.
+1. reduce-scatter: each worker passes a partial sum to the right and ends with one complete chunk;
+2. all-gather: the complete chunks travel once around the ring.
 
-Each sends ``2 (world - 1) / world`` of the message, in ``2 (world - 1)`` messages: best for large
-ones. Each chunk is summed along one path and then copied, so all workers hold the same bits.
+Each worker sends ``2 (world - 1) / world`` of the message, in ``2 (world - 1)`` messages: best for
+large ones. Each chunk is summed along one path and then copied, so all workers hold the same bits.
 
 References:
     Patarasuk & Yuan, `Bandwidth optimal all-reduce algorithms for clusters of workstations
@@ -21,7 +21,7 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def ring() -> Collective:
-    """Partial sums travel around a ring, then the sums do: fewest bytes, many messages."""
+    """Pass partial sums around a ring, then the sums: fewest bytes, many messages."""
     return Collective("ring", rounds=_rounds, chunks=_chunks)
 
 

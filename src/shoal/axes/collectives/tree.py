@@ -1,8 +1,8 @@
-"""Tree all-reduce: partial sums climb a binomial tree to the first worker, and the sum comes down.
+"""Tree all-reduce: partial sums go up a binomial tree to rank 0, and the sum comes down.
 
-In round ``k`` of the climb, half of those who still hold a partial sum hand it to one who is
-``2^k`` below: ``ceil(log2 world)`` rounds up and as many down, of the whole message each. Few
-messages, but most links idle: better than a ring for small messages, worse for large ones.
+In round ``k`` on the way up, half of the ranks that still hold a partial sum send it to the rank
+``2^k`` below: ``ceil(log2 world)`` rounds up and as many down, each with the whole message. Few
+messages, but most links are idle: better than a ring for small messages, worse for large ones.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -17,12 +17,8 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def tree() -> Collective:
-    """Sums climb a binomial tree and come down again: few messages, each of the whole."""
-    return Collective("tree", rounds=_rounds, chunks=_one)
-
-
-def _one(world: int) -> int:
-    return 1
+    """Reduce up a binomial tree and broadcast down: few messages, each of them whole."""
+    return Collective("tree", rounds=_rounds)
 
 
 def _rounds(world: int) -> Iterator[Round]:

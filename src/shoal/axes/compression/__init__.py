@@ -1,4 +1,4 @@
-"""In what form do messages go? One file an answer."""
+"""Compression: the form in which values are sent. One file per technique."""
 
 from shoal.axes.compression.after import after
 from shoal.axes.compression.by_size import by_size

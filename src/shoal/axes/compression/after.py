@@ -1,4 +1,4 @@
-"""Warm-up: the first rounds travel as they are, while gradients are large and change fast.
+"""Warm-up: send the first rounds uncompressed, while gradients are large and change fast.
 
 References:
     Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018, section 3.3.
@@ -12,20 +12,21 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Mean
+from shoal.flow import Agreed, Dense, Flow, Mean
+from shoal.notation import is_whole
 
 
 def after(steps: int, inner: Compressor) -> Compressor:
-    """Exact at first, then ``inner``, which counts its own rounds from there.
+    """Send every number as it is for ``steps`` rounds, then use ``inner``.
 
     Args:
-        steps: rounds in which every number is sent as it is.
-        inner: what comes after.
+        steps: rounds without compression.
+        inner: the compressor of all later rounds, which counts its rounds from 0.
 
     Example: ``after(1, error_feedback(topk(0.25)))``, ``after(2, powersgd(2))``,
     ``after(1, cast(bfloat16))``.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if not is_whole(steps, 1):
         raise BadArgument(f"after({steps}, {inner})", "steps must be a whole number >= 1")
     if not isinstance(inner, Compressor):
         raise BadArgument(
@@ -37,11 +38,11 @@ def after(steps: int, inner: Compressor) -> Compressor:
     def flow(value: Value, state: Any, round: int) -> Flow:
         if round >= steps:
             return (yield from inner.flow(value, state, round - steps))
-        sent = value.tensor if lossless else value.tensor.clone()  # wires overwrite sums
-        return Agreed((yield Mean(sent)), value.tensor, state)
+        mine = Dense(value.tensor if lossless else value.tensor.clone())  # wires overwrite sums
+        return Agreed((yield Mean(value.tensor)), mine, state)
 
     def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-        """A message of the first rounds is the whole tensor and nothing else."""
+        """Decode a message of either kind: one of the first rounds is the whole tensor."""
         whole = len(parts) == 1 and parts[0].dtype == into.dtype and parts[0].shape == into.shape
         decode = add_dense if whole or inner.add is None else inner.add
         decode(parts, into, weight)

@@ -1,4 +1,4 @@
-"""Fewer bits a number: cast before sending, sum in that precision, cast back.
+"""Half precision: cast before sending, sum in that precision, cast back.
 
 References:
     Micikevicius et al., `Mixed precision training <https://arxiv.org/abs/1710.03740>`_, 2018.
@@ -10,16 +10,16 @@ import torch
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow, Mean
+from shoal.flow import Agreed, Dense, Flow, Mean
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def cast(dtype: str = "bfloat16") -> Compressor:
-    """Send each number in 16 bits.
+    """Send each number in 16 bits; the lower bits are lost.
 
     Args:
-        dtype: ``float16`` (finer, overflows at 65504) or ``bfloat16`` (coarser, same range).
+        dtype: ``float16`` (more precise, overflows at 65504) or ``bfloat16`` (range of float32).
 
     Example: ``cast(bfloat16)``, ``cast(float16)``.
     """
@@ -29,7 +29,7 @@ def cast(dtype: str = "bfloat16") -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         sent = value.tensor.to(narrow)
-        mine = sent.to(value.tensor.dtype, copy=True)  # the wire may overwrite what was sent
+        mine = Dense(sent.to(value.tensor.dtype, copy=True))  # the wire may overwrite what was sent
         mean = yield Mean(sent)
         return Agreed(mean.to(value.tensor.dtype), mine, state=None)
 

@@ -1,4 +1,4 @@
-"""Entropy coding: levels that occur often take few bits.
+"""Entropy coding: frequent codes take few bits.
 
 References:
     Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, Section 3.2 (Elias coding).
@@ -15,31 +15,30 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit import bit_packing as bits
-from shoal.axes.compression.kit import entropy as lengths
-from shoal.axes.compression.kit import entropy as prefix
-from shoal.axes.compression.kit.message_size import MARKS, largest
+from shoal.axes.compression.kit import entropy
+from shoal.axes.compression.kit.bit_packing import pack, unpack
+from shoal.axes.compression.kit.message_size import MARKS, agree
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Ask, Flow, Gather, through
 
-CODES = {"elias": lengths.elias, "huffman": lengths.huffman}
+CODES = {"elias": entropy.elias, "huffman": entropy.huffman}
 KINDS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 def coded(inner: Compressor, code: str = "huffman") -> Compressor:
-    """Send the codes of a quantiser in fewer bits, without loss.
+    """Send the codes of ``inner`` with an entropy code, in fewer bits; nothing more is lost.
 
-    All workers first agree on the largest message, in 1 KB; then each sends as much. Tensors for
-    which that does not pay travel as ``inner`` sends them.
+    All workers first agree on the largest message, with 1 KB; then all send messages of that size.
+    A tensor that would not get smaller is sent as ``inner`` does.
 
     Args:
-        inner: a compressor that sends whole numbers, such as ``qsgd(16)`` or ``terngrad``.
-        code: ``huffman``, which is the shortest, or ``elias``, which needs no tree.
+        inner: a compressor that sends integer codes, such as ``qsgd(16)`` or ``terngrad``.
+        code: ``huffman``, which is the shortest, or ``elias``, which builds no tree.
 
     Example: ``coded(qsgd(16), huffman)``, ``coded(terngrad, elias)``, ``coded(int8)``.
 
-    Differs from the paper: Elias' gamma code is of the rank of each byte by frequency, for codes
-    come packed, several a byte; and it has at most 16 bits.
+    Differs from the paper: Elias' gamma code encodes each byte's rank by frequency, because codes
+    are packed, several per byte; a codeword has at most 16 bits.
     """
     _refuse(inner, code)
 
@@ -53,22 +52,22 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
         most = worth(ask.parts[0].nbytes, text.numel())
         if most <= 0:
             return (yield ask)
-        said = prefix.encode(text, CODES[code](lengths.counts(text)))
-        bound = yield from largest(said.stream.numel(), most, text)
+        encoded = entropy.encode(text, CODES[code](entropy.counts(text)))
+        bound = yield from agree(encoded.stream.numel(), most, text)
         if bound is None:
             return (yield ask)
-        stream = said.stream.new_zeros(bound)
-        stream[: said.stream.numel()] = said.stream
-        told = torch.tensor([text.numel(), KINDS.index(ask.parts[0].dtype)], device=text.device)
-        parts = (told, said.lengths, said.spans, stream, *ask.parts[1:])
+        stream = encoded.stream.new_zeros(bound)
+        stream[: encoded.stream.numel()] = encoded.stream
+        header = torch.tensor([text.numel(), KINDS.index(ask.parts[0].dtype)], device=text.device)
+        parts = (header, encoded.lengths, encoded.spans, stream, *ask.parts[1:])
         return (yield Gather(parts, add, ask.like))
 
     def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
         if inner.add is None:
-            raise BadArgument(name, f"{inner} sends nothing that is added up elsewhere")
-        if parts[0].dtype == torch.int64:  # coded; else it did not pay
+            raise BadArgument(name, f"{inner} sends no message that a receiver can decode")
+        if parts[0].dtype == torch.int64:  # coded; otherwise sent as inner does
             count, kind = parts[0].tolist()
-            text = prefix.decode(prefix.Coded(*parts[1:4]), count)
+            text = entropy.decode(entropy.Coded(*parts[1:4]), count)
             codes = _codes(text, inner.width, into.numel()).view(KINDS[kind])
             parts = (codes, *parts[4:])
         inner.add(parts, into, weight)
@@ -78,8 +77,8 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
 
 
 def worth(raw: int, count: int) -> int:
-    """Bytes that the codewords of a text may take, if all that goes with them is to pay."""
-    return raw - 256 - 2 * -(-count // prefix.CHUNK) - 4 * MARKS - 4 * 16
+    """Return how many bytes codewords may take so that the whole message gets smaller."""
+    return raw - 256 - 2 * -(-count // entropy.CHUNK) - 4 * MARKS - 4 * 16
 
 
 def _refuse(inner: Compressor, code: str) -> None:
@@ -89,21 +88,21 @@ def _refuse(inner: Compressor, code: str) -> None:
             f"it wraps a quantiser, with one of {', '.join(CODES)}: coded(qsgd(16), elias)",
         )
     if Trait.SUMS in inner.traits:
-        why = "sums travel as numbers, and there are no codes in them"
+        why = "it sends sums of numbers, and these are no codes"
         raise ConflictError([Conflict(f"coded x {inner.name}", why, inner.name)])
 
 
 def _text(codes: Tensor, width: int, count: int) -> Tensor:
-    """Bytes in which what occurs often shows: codes that packing tore apart are put together."""
+    """Return the bytes to encode: packed codes whose bits were split are put together first."""
     raw = codes.contiguous().view(-1).view(torch.uint8)
     if width in (1, 2, 4, 8):
         return raw
-    whole = bits.unpack(raw, width, count)
-    return bits.pack(whole, 4) if width == 3 else whole  # two of three bits fit into one byte
+    whole = unpack(raw, width, count)
+    return pack(whole, 4) if width == 3 else whole  # two codes of three bits fit into one byte
 
 
 def _codes(text: Tensor, width: int, count: int) -> Tensor:
-    """Packed as the quantiser did."""
+    """Undo :func:`_text`: return the codes as the quantiser packed them."""
     if width in (1, 2, 4, 8):
         return text
-    return bits.pack(bits.unpack(text, 4, count) if width == 3 else text, width)
+    return pack(unpack(text, 4, count) if width == 3 else text, width)

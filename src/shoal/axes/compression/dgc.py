@@ -1,4 +1,4 @@
-"""Deep gradient compression: momentum on each worker, before what is large is picked and sent.
+"""Deep gradient compression: top-k of a residual, with momentum applied on each worker before it.
 
 References:
     Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018.
@@ -12,52 +12,55 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.residual import plus, zeros
-from shoal.axes.compression.kit.select import largest_entries
-from shoal.axes.compression.kit.sparse import add, check_momentum, check_ratio, send, share
+from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.axes.compression.kit.select import top_k
+from shoal.axes.compression.kit.sparse import add, check_ratio, send, share
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
-from shoal.notation import is_number, typed
+from shoal.notation import check_momentum, is_number, is_whole, typed
 
-START = 0.25  # density of the first rounds of a warm-up, and its ratio from each to the next
+START = 0.25  # density of the first rounds of a warm-up, and the ratio from each to the next
 
 
 def dgc(
     ratio: float, momentum: float = 0.9, *, clip: float = math.inf, warmup: int = 0
 ) -> Compressor:
-    """Send the largest entries of a residual that gathers velocity, not gradient.
+    """Send the ``ratio`` largest entries of a sum of velocities; the rest is kept and sent later.
 
     In the paper's letters: u = m u + g; v = v + u; send v where it is largest; there u = v = 0
-    (momentum factor masking). It keeps residual and momentum itself: the optimizer has none.
+    (momentum factor masking). It keeps residual and momentum itself, so the optimizer must have no
+    momentum.
 
     Args:
         ratio: share of the entries that is sent, in (0, 1]; at least one entry.
         momentum: m, in [0, 1).
-        clip: the longest that a gradient tensor of mine may be; longer ones are scaled down.
+        clip: largest norm of a worker's gradient tensor; a longer one is scaled down.
         warmup: rounds spent at each of the densities 25 %, 6.25 %, ... on the way to ``ratio``.
 
     Example: ``dgc(0.25)``, ``dgc(0.1, 0.5, clip=1.0, warmup=2)``.
 
-    Differs from the paper: ``clip`` bounds each tensor and each worker as it says; the paper bounds
-    the whole gradient, and divides by the square root of the number of workers.
+    Differs from the paper: ``clip`` bounds the norm of each tensor on each worker; the paper bounds
+    that of the whole gradient, and divides by the square root of the number of workers.
     """
     check_ratio("dgc", ratio)
     check_momentum("dgc", momentum)
-    _check("clip", clip, is_number(clip) and clip > 0, "positive")
-    _check("warmup", warmup, isinstance(warmup, int) and warmup >= 0, "a number of rounds")
+    if not (is_number(clip) and clip > 0):
+        raise BadArgument(f"dgc(clip={clip})", "clip must be positive")
+    if not is_whole(warmup, 0):
+        raise BadArgument(f"dgc(warmup={warmup})", "warmup must be a number of rounds")
 
     def init(value: Value) -> tuple[Tensor, Tensor]:
         return zeros(value.tensor), zeros(value.tensor)
 
     def flow(value: Value, state: tuple[Tensor, Tensor], round: int) -> Flow:
         v, u = state
-        u, us = plus(clipped(value.tensor, clip), u, momentum)
-        v, vs = plus(u, v)
-        k = share(density(ratio, warmup, round), vs.numel())
-        where, values = largest_entries(vs, k)
+        u = add_residual(clipped(value.tensor, clip), u, momentum)
+        v = add_residual(u, v)
+        k = share(density(ratio, warmup, round), v.numel())
+        where, values = top_k(v.view(-1), k)
         mean, mine = yield from send(where, values, value.tensor)
-        vs.index_fill_(0, where, 0)
-        us.index_fill_(0, where, 0)  # or else what is stale would be sent on and on
+        v.view(-1).index_fill_(0, where, 0)
+        u.view(-1).index_fill_(0, where, 0)  # or else a stale direction would be sent on and on
         return Agreed(mean, mine, (v, u))
 
     words = [typed(ratio)] + [typed(momentum)] * (momentum != 0.9)
@@ -67,18 +70,13 @@ def dgc(
 
 
 def density(ratio: float, warmup: int, round: int) -> float:
-    """What share is sent in a round: a quarter of the share before, down to ``ratio``."""
+    """Return the share that is sent in a round: a quarter of the one before, down to ``ratio``."""
     return max(ratio, START ** (1 + round // warmup)) if warmup else ratio
 
 
 def clipped(gradient: Tensor, longest: float) -> Tensor:
-    """The gradient, scaled down if it is too long."""
+    """Return the gradient, scaled down if its norm exceeds ``longest``."""
     if math.isinf(longest):
         return gradient
     length = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
     return gradient * (longest / max(length, longest))
-
-
-def _check(word: str, given: object, sound: bool, wanted: str) -> None:
-    if isinstance(given, bool) or not sound:
-        raise BadArgument(f"dgc({word}={given})", f"{word} must be {wanted}")

@@ -1,4 +1,4 @@
-"""What was not sent is added to what comes next.
+"""Error feedback: add what was not sent to the value of the next round.
 
 References:
     Karimireddy et al., `Error feedback fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.kit.residual import add_residual, zeros
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Agreed, Ask, Flow, Mean, through
 
 
 def error_feedback(inner: Compressor) -> Compressor:
-    """Keep what ``inner`` lost and send it later.
+    """Keep what ``inner`` did not send, and add it to the next value.
 
     Args:
         inner: a contractive compressor, such as ``topk(0.01)`` or ``powersgd(4)``.
@@ -32,52 +32,47 @@ def error_feedback(inner: Compressor) -> Compressor:
             f"error_feedback({inner})",
             "it wraps a compressor, for example error_feedback(topk(0.01))",
         )
+    inner = inner.contraction or inner
     _refuse(inner)
-    if inner.feedback is not None:
-        return inner.feedback
 
-    def init(value: Value) -> tuple[Any, Any]:
-        return torch.zeros_like(value.tensor), inner.init(value)
+    def init(value: Value) -> tuple[Tensor, Any]:
+        return zeros(value.tensor), inner.init(value)
 
-    def flow(value: Value, state: tuple[Any, Any], round: int) -> Flow:
-        residual, held = state
-        wanted = value.tensor + residual
-        opened = inner.flow(value.with_tensor(wanted), held, round)
-        end, kept = yield from keeping(opened, wanted)
-        mine = end.mine
-        return Agreed(end.mean, mine, (kept - mine, end.state))
+    def flow(value: Value, state: tuple[Tensor, Any], round: int) -> Flow:
+        residual, inner_state = state
+        v = add_residual(value.tensor, residual)  # v = g + e
+        opened = inner.flow(value.with_tensor(v, value.out), inner_state, round)
+        mean, mine, inner_state = yield from protect(v, opened)
+        mine.subtract_from(v)  # e = v - C(v)
+        return Agreed(mean, mine, (v, inner_state))
 
     traits = (inner.traits | Trait.CONSERVING) & ~(Trait.ELEMENTWISE | Trait.UNBIASED)
     return Compressor(f"error_feedback({inner.name})", traits, flow, init, inner.add)
 
 
-def keeping(flow: Flow, tensor: Tensor) -> Generator[Ask, Any, tuple[Agreed, Tensor]]:
-    """Run a flow on a tensor of mine; what it ends with, and the tensor as it was before.
-
-    Copied only when a wire is about to overwrite it, which it may where a mean is asked of it.
-    """
-    kept, place = tensor, tensor.untyped_storage().data_ptr()
+def protect(tensor: Tensor, flow: Flow) -> Flow:
+    """Run a flow on ``tensor``, but send copies where the wire would overwrite it."""
+    memory = tensor.untyped_storage().data_ptr()
 
     def answer(ask: Ask) -> Generator[Ask, Any, Any]:
-        nonlocal kept
-        means = isinstance(ask, Mean) and ask.tensor.untyped_storage().data_ptr() == place
-        if means and kept is tensor:
-            kept = tensor.clone()
+        if isinstance(ask, Mean) and ask.tensor.untyped_storage().data_ptr() == memory:
+            ask = Mean(ask.tensor.clone())
         return (yield ask)
 
-    end = yield from through(flow, answer)
-    return end, kept
+    return through(flow, answer)
 
 
 def _refuse(inner: Compressor) -> None:
-    what = f"error_feedback x {inner.name}"
     if Trait.LOSSLESS in inner.traits:
-        raise ConflictError([Conflict(what, "nothing is lost, so nothing is fed back", inner.name)])
-    if Trait.CONSERVING in inner.traits:
-        raise ConflictError([Conflict(what, "it keeps its own residual already", inner.name)])
-    if Trait.MOMENTUM in inner.traits:
-        why = "what it lost would enter its momentum once more"
-        raise ConflictError([Conflict(what, why, "momentum_correction(error_feedback(...))")])
-    if Trait.CONTRACTIVE not in inner.traits and inner.feedback is None:
+        why, instead = "nothing is lost, so nothing is fed back", inner.name
+    elif Trait.CONSERVING in inner.traits:
+        why, instead = "it keeps its own residual already", inner.name
+    elif Trait.MOMENTUM in inner.traits:
+        why = "the residual would enter its momentum once more"
+        instead = "momentum_correction(error_feedback(...))"
+    elif Trait.CONTRACTIVE not in inner.traits:
         why = "it is not contractive: the residual grows without bound"
-        raise ConflictError([Conflict(what, why, f"{inner.name} alone")])
+        instead = f"{inner.name} alone"
+    else:
+        return
+    raise ConflictError([Conflict(f"error_feedback x {inner.name}", why, instead)])

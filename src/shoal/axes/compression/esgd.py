@@ -1,4 +1,4 @@
-"""eSGD: entries that proved important go first; what is late gathers momentum.
+"""eSGD: send entries that proved important first; entries that wait gather momentum.
 
 References:
     Tao & Li, `eSGD: communication efficient distributed deep learning on the edge
@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.residual import plus, zeros
-from shoal.axes.compression.kit.select import largest
-from shoal.axes.compression.kit.sparse import add, check_momentum, check_ratio, flat, send, share
+from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.axes.compression.kit.select import top_k
+from shoal.axes.compression.kit.sparse import add, check_ratio, flat, send, share
 from shoal.flow import Agreed, Flow
-from shoal.notation import typed
+from shoal.notation import check_momentum, typed
 
 
 def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
-    """Send half by how often an entry was a hit, half by how large it has grown.
+    """Send ``ratio`` of the entries, half by hit count, half by size; the rest is sent later.
 
-    An entry that was sent is a hit if all workers' mean has the sign of mine, and is forgotten as
-    important if not. It keeps residual and momentum itself: the optimizer has none.
+    An entry that was sent is a hit if the mean over all workers has the sign of this worker's; if
+    not, its count returns to zero. It keeps residual and momentum itself, so the optimizer must
+    have no momentum.
 
     Args:
         ratio: share of the entries that is sent, in (0, 1]; at least one entry.
@@ -42,26 +43,27 @@ def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
 
     def flow(value: Value, state: tuple[Tensor, Tensor, Tensor], round: int) -> Flow:
         v, u, hits = state
-        u, us = plus(value.tensor, u, momentum)
-        v, vs = plus(u, v)
-        where = important(vs, hits, share(ratio, vs.numel()))
-        mean, mine = yield from send(where, vs[where], value.tensor)
-        agreed = flat(mean)[where].sign() == vs[where].sign()
+        u = add_residual(value.tensor, u, momentum)
+        v = add_residual(u, v)
+        row = v.view(-1)
+        where = important(row, hits, share(ratio, row.numel()))
+        mean, mine = yield from send(where, row[where], value.tensor)
+        agreed = flat(mean)[where].sign() == row[where].sign()
         hits = hits.index_put((where,), torch.where(agreed, hits[where] + 1, 0).int())
-        vs.index_fill_(0, where, 0)
-        us.index_fill_(0, where, 0)
+        row.index_fill_(0, where, 0)
+        u.view(-1).index_fill_(0, where, 0)
         return Agreed(mean, mine, (v, u, hits))
 
-    told = "" if momentum == 0.9 else f", {typed(momentum)}"
+    option = "" if momentum == 0.9 else f", {typed(momentum)}"
     traits = Trait.CONSERVING | Trait.MOMENTUM | Trait.SLICEABLE | Trait.ONE_SHOT
-    return Compressor(f"esgd({typed(ratio)}{told})", traits, flow, init, add)
+    return Compressor(f"esgd({typed(ratio)}{option})", traits, flow, init, add)
 
 
 def important(row: Tensor, hits: Tensor, k: int) -> Tensor:
-    """k places, ascending: half those hit most often, the larger first; then the largest."""
+    """Return k indices, ascending: k // 2 by hits, larger entries first; the others by size."""
     if k == 0:
-        return largest(row, k)
+        return top_k(row, k)[0]
     size = row.abs().float()
     size /= size.max().clamp_min(torch.finfo(torch.float32).tiny)  # in [0, 1]
-    most = largest(hits + size / 2, k // 2)
-    return largest(size.index_add_(0, most, torch.ones_like(size[most]), alpha=2), k)
+    most, _ = top_k(hits + size / 2, k // 2)
+    return top_k(size.index_add_(0, most, torch.ones_like(size[most]), alpha=2), k)[0]

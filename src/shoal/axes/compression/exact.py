@@ -1,4 +1,4 @@
-"""Nothing is lost: numbers travel as they are.
+"""No compression: numbers are sent as they are.
 
 References:
     Li et al., `PyTorch Distributed <https://arxiv.org/abs/2006.15704>`_, 2020 (what DDP sends).
@@ -7,15 +7,15 @@ References:
 from __future__ import annotations
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
-from shoal.flow import Agreed, Flow, Mean
+from shoal.flow import Agreed, Dense, Flow, Mean
 
 
 def exact() -> Compressor:
-    """Send every number as it is."""
+    """Send every number as it is; nothing is lost."""
 
     def flow(value: Value, state: None, round: int) -> Flow:
         mean = yield Mean(value.tensor)
-        return Agreed(mean, own=value.tensor, state=None)
+        return Agreed(mean, Dense(value.tensor), state=None)
 
     traits = Trait.LOSSLESS | Trait.UNBIASED | Trait.SLICEABLE | Trait.ELEMENTWISE
     return Compressor("exact", traits | Trait.ONE_SHOT | Trait.SUMS, flow, add=add_dense)

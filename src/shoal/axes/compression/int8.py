@@ -1,9 +1,9 @@
-"""Eight bits a number: blocks, each scaled by its largest magnitude and rounded to the nearest.
+"""Block-wise 8-bit quantisation: each block is scaled by its largest magnitude and rounded.
 
 References:
     Dettmers, `8-bit approximations for parallelism <https://arxiv.org/abs/1511.04561>`_, 2016.
     Dettmers et al., `8-bit optimizers via block-wise quantization
-    <https://arxiv.org/abs/2110.02861>`_, 2022 (why blocks: an outlier spoils only its own).
+    <https://arxiv.org/abs/2110.02861>`_, 2022 (why blocks: an outlier affects only its own).
 """
 
 from __future__ import annotations
@@ -11,34 +11,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
+from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.blocks import add_pieces, blocks, factor, of_blocks, pieces, wide
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow
+from shoal.flow import Agreed, Flow, Gather
+from shoal.notation import is_whole
 
 TOP = 127
 
 
 def int8(block: int = 256) -> Compressor:
-    """Send each number in 8 bits, with one scale a block; off by at most a 254th of its largest.
+    """Send each number in 8 bits, rounded to the nearest of 255 levels, and one scale per block.
 
-    Takes ``1 + 4 / block`` bytes a number. Not stochastic, so it is biased, but by little: it does
-    well alone, and ``error_feedback(int8)`` loses nothing.
+    Takes ``1 + 4 / block`` bytes per number. The error is at most 1/254 of the largest magnitude in
+    the block. Rounding is biased, but by little: it does well alone, and ``error_feedback(int8)``
+    loses nothing.
 
     Args:
-        block: consecutive numbers that share a scale; fewer are closer and dearer.
+        block: consecutive numbers that share a scale; smaller blocks are more precise, and larger.
 
     Example: ``int8(64)``.
 
     Differs from the papers: levels are evenly spaced, where theirs are denser near zero.
     """
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+    if not is_whole(block, 1):
         raise BadArgument(f"int8({block})", "block must be a whole number >= 1, such as 256")
 
     def flow(value: Value, state: None, round: int) -> Flow:
-        parts = encode(value.tensor.reshape(-1))
-        mean, mine = yield from gathered(value, parts, add)
-        return Agreed(mean, mine, state=None)
+        ask = Gather(encode(value.tensor.reshape(-1)), add, like=value.tensor)
+        return Agreed((yield ask), ask, state=None)
 
     def encode(flat: Tensor) -> tuple[Tensor, ...]:
         codes = flat.new_empty(flat.numel(), dtype=torch.int8)
@@ -56,8 +57,8 @@ def int8(block: int = 256) -> Compressor:
 
         def decode(piece: slice) -> Tensor:
             code = blocks(codes[piece], block).to(scales.dtype)  # (blocks, block)
-            said = code.mul_(scales[of_blocks(piece, block)].unsqueeze(1))
-            return said.view(-1)[: piece.stop - piece.start]
+            numbers = code.mul_(scales[of_blocks(piece, block)].unsqueeze(1))
+            return numbers.view(-1)[: piece.stop - piece.start]
 
         add_pieces(into, weight, decode, block=block)
 

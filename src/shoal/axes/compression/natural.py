@@ -1,4 +1,4 @@
-"""Natural compression: round each number by chance to a power of two; send sign and exponent.
+"""Natural compression: round each number at random to a power of two; send sign and exponent.
 
 References:
     Horváth et al., `Natural compression <https://arxiv.org/abs/1905.10988>`_, 2019.
@@ -9,38 +9,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
+from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
 from shoal.axes.compression.kit.blocks import add_pieces, pieces
 from shoal.axes.compression.kit.stochastic_rounding import generator, integers
-from shoal.flow import Agreed, Flow
+from shoal.flow import Agreed, Flow, Gather
 
 MANTISSA = 23  # bits of a float32 that are not sent
-INFINITE = 0x7F800000  # its bits, and the least of what is no number
+INFINITE = 0x7F800000  # the bits of infinity; those of NaN are higher
 
 
 def natural() -> Compressor:
-    """Keep the sign and the exponent of each number, the latter right on average.
+    """Send sign and exponent of each number, rounded at random to a power of two, unbiased.
 
-    Takes 9 bits a number, those of the paper: a byte of exponent, and a bit of sign. The mantissa
-    is the chance of going up: adding as many random bits to it carries into the exponent just so
-    often. The error is at most an eighth of the squared length on average.
+    Takes 9 bits per number, as in the paper: 8 of exponent and 1 of sign. The mantissa is the
+    probability of rounding up: adding random bits to it carries into the exponent with just that
+    probability. The squared error is on average at most an eighth of the squared norm.
 
-    Differs from the paper: numbers of 64 bits are rounded to 32 first; what is no number, or beyond
-    2^127 by chance, arrives as infinite.
+    Differs from the paper: numbers of 64 bits are first rounded to 32; NaN, and numbers rounded up
+    beyond 2^127, arrive as infinite.
     """
 
     def flow(value: Value, state: None, round: int) -> Flow:
-        parts = encode(value, round)
-        mean, mine = yield from gathered(value, parts, add)
-        return Agreed(mean, mine, state=None)
+        ask = Gather(encode(value, round), add, like=value.tensor)
+        return Agreed((yield ask), ask, state=None)
 
     traits = Trait.UNBIASED | Trait.CONTRACTIVE | Trait.SLICEABLE | Trait.ONE_SHOT
     return Compressor("natural", traits, flow, add=add)
 
 
 def encode(value: Value, round: int) -> tuple[Tensor, ...]:
-    """Exponents, a byte each, and signs, eight to a byte."""
+    """Return exponents, a byte each, and signs, eight per byte."""
     flat = value.tensor.reshape(-1)
     chance = generator(value.name, flat, round)
     exponents = flat.new_empty(flat.numel(), dtype=torch.uint8)
@@ -52,7 +51,7 @@ def encode(value: Value, round: int) -> tuple[Tensor, ...]:
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add powers of two: bits put back to where a float32 has them."""
+    """Add powers of two, made by shifting the bits to their places in a float32."""
     exponents, signs = parts[0], unpack(parts[1], 1, into.numel())
 
     def decode(piece: slice) -> Tensor:

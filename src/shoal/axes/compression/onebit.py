@@ -1,4 +1,4 @@
-"""1-bit SGD: one bit a number, decoded to its column's mean; what is lost is sent later.
+"""1-bit SGD: one bit per number, decoded to a mean of its column; the error is sent later.
 
 References:
     Seide et al., `1-bit stochastic gradient descent
@@ -10,56 +10,57 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
+from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
 from shoal.axes.compression.kit.blocks import add_pieces, of_blocks, pieces, wide
-from shoal.axes.compression.kit.residual import plus, zeros
-from shoal.flow import Agreed, Flow
+from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.flow import Agreed, Flow, Gather
 
-SHORTEST = 64  # numbers of a column; its two means weigh as much as the bits of so many
+SHORTEST = 64  # numbers of a column: its two means take as many bits as the signs of 64 numbers
 
 
 def onebit() -> Compressor:
-    """Send the sign of each number, and the means of what is positive and what is not a column.
+    """Send 1 bit per number and two means per column; the error is kept and sent later.
 
-    Takes 1 bit a number and two means a column. A column is what belongs to one output: a row of
-    torch's weight matrix. Vectors, slices, and matrices with rows shorter than 64 are one column.
-    It keeps its own residual, so it needs no ``error_feedback``.
+    The bit says whether a number is positive. It is decoded to the mean of the positive or of the
+    other numbers of its column. A column is what belongs to one output: a row of torch's weight
+    matrix. Vectors, slices, and matrices with rows shorter than 64 are one column. It keeps its own
+    residual, so it needs no ``error_feedback``.
 
-    Differs from the paper: columns are those that lie together in torch's memory; the sum of all
-    is not quantised again, for it is nobody's message.
+    Differs from the paper: columns are contiguous in torch's memory; the sum over workers is not
+    quantised again, because no worker sends it.
     """
 
     def init(value: Value) -> tuple[Tensor]:
         return (zeros(value.tensor),)
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
-        wanted, row = plus(value.tensor, state[0])  # v = g + e
-        parts = encode(row, columns(wanted))
-        mean, mine = yield from gathered(value, parts, add)
-        add(parts, wanted, -1.0)
-        return Agreed(mean, mine, (wanted,))
+        v = add_residual(value.tensor, state[0])  # v = g + e
+        ask = Gather(encode(v.view(-1), columns(v)), add, like=value.tensor)
+        mean = yield ask
+        ask.subtract_from(v)  # e = v - Q(v)
+        return Agreed(mean, ask, (v,))
 
     traits = Trait.CONTRACTIVE | Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
     return Compressor("onebit", traits, flow, init, add, width=1)
 
 
 def columns(tensor: Tensor) -> int:
-    """How many columns share the numbers of a tensor."""
+    """Return how many columns a tensor has."""
     if tensor.dim() < 2 or tensor.numel() < SHORTEST * tensor.shape[0] or not tensor.numel():
         return 1
     return tensor.shape[0]
 
 
 def encode(v: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Whether each number is positive, eight to a byte; and two means a column, (2, columns)."""
+    """Return the bits, eight per byte, and two means per column, (2, columns)."""
     codes = v.new_empty(v.numel(), dtype=torch.int8)
     length = v.numel() // count
     high, low, ups = v.new_zeros(3, count, dtype=torch.float64)
     for piece in pieces(v.numel(), length if count > 1 else 1):
-        where = of_blocks(piece, length)  # one column may be many pieces, or a piece many columns
+        where = of_blocks(piece, length)  # a column may be many pieces, or a piece many columns
         x = v[piece].to(wide(v.dtype)).view(where.stop - where.start, -1)
-        up = torch.gt(x, 0, out=torch.empty_like(x))  # compared into floats: far faster
+        up = torch.gt(x, 0, out=torch.empty_like(x))  # comparing into floats is far faster
         codes[piece] = up.view(-1)
         ups[where] += up.sum(1)
         high[where] += x.clamp(min=0).sum(1)
@@ -69,7 +70,7 @@ def encode(v: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add the mean of each number's side of its column."""
+    """Add for each number the mean that its bit selects."""
     ups, (high, low) = unpack(parts[0], 1, into.numel()), parts[1]
     length = into.numel() // high.numel()
 

@@ -1,4 +1,4 @@
-"""QSGD: each number becomes one of few levels of its bucket's length, by chance, right on average.
+"""QSGD: round each number at random to one of a few levels, scaled by the norm of its bucket.
 
 References:
     Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, Section 3.1 and, for buckets
@@ -10,38 +10,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
+from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
 from shoal.axes.compression.kit.blocks import add_pieces, blocks, factor, of_blocks, pieces, wide
 from shoal.axes.compression.kit.stochastic_rounding import generator, rounded
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow
+from shoal.flow import Agreed, Flow, Gather
+from shoal.notation import is_whole
 
-BUCKET = 512  # of the paper's experiments: with one norm a tensor, nearly all would round to zero
+BUCKET = 512  # as in the paper's experiments: with one norm per tensor, most would round to zero
 
 
 def qsgd(levels: int = 16) -> Compressor:
-    """Round each number by chance to a level between nothing and its bucket's length.
+    """Send each number as one of ``2 * levels + 1`` levels, rounded at random and unbiased.
 
     Every 512 consecutive numbers share one L2 norm. A number takes as many bits as ``2 * levels +
-    1`` values need: 6 at 16 levels, 5 at 15, 4 at 7, 2 at 1; and 4 bytes a bucket.
+    1`` values need: 6 at 16 levels, 5 at 15, 4 at 7, 2 at 1; and 4 bytes per bucket.
 
     Args:
-        levels: the paper's s, from 1 to 127: fewer are smaller and noisier.
+        levels: the paper's s, from 1 to 127: fewer levels take fewer bits and add more noise.
 
     Example: ``qsgd(16)``.
 
-    Differs from the paper: codes have a fixed width (``coded`` adds Elias coding); a bucket longer
-    than single precision can square, 1e19, counts as infinite.
+    Differs from the paper: codes have a fixed width (``coded`` adds Elias coding); a bucket whose
+    norm is too large to be squared in single precision, 1e19, counts as infinite.
     """
-    if isinstance(levels, bool) or not isinstance(levels, int) or not 1 <= levels <= 127:
+    if not is_whole(levels, 1, 127):
         raise BadArgument(f"qsgd({levels})", "levels must be a whole number from 1 to 127")
     width = (2 * levels).bit_length()
 
     def flow(value: Value, state: None, round: int) -> Flow:
-        parts = encode(value, round)
-        mean, mine = yield from gathered(value, parts, add)
-        return Agreed(mean, mine, state=None)
+        ask = Gather(encode(value, round), add, like=value.tensor)
+        return Agreed((yield ask), ask, state=None)
 
     def encode(value: Value, round: int) -> tuple[Tensor, ...]:
         flat = value.tensor.reshape(-1)
@@ -61,8 +61,8 @@ def qsgd(levels: int = 16) -> Compressor:
 
         def decode(piece: slice) -> Tensor:
             code = blocks(codes[piece], BUCKET).to(norms.dtype).sub_(levels)  # (buckets, 512)
-            said = code.mul_(norms[of_blocks(piece, BUCKET)].unsqueeze(1))
-            return said.view(-1)[: piece.stop - piece.start]
+            numbers = code.mul_(norms[of_blocks(piece, BUCKET)].unsqueeze(1))
+            return numbers.view(-1)[: piece.stop - piece.start]
 
         add_pieces(into, weight, decode, block=BUCKET)
 

@@ -1,7 +1,6 @@
-"""Random-k sparsification: all workers send the same entries, drawn anew every round.
+"""Random-k sparsification: all workers send the same random entries, new ones every round.
 
-Everybody draws the same places, so values can be summed where they are, by any route, and no place
-travels.
+All workers draw the same indices, so no index is sent, and values can be summed by any all-reduce.
 
 References:
     Wangni et al., `Gradient sparsification for communication-efficient distributed optimization
@@ -12,85 +11,65 @@ References:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Generator
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.residual import plus, zeros
-from shoal.axes.compression.kit.sparse import check_ratio, flat, share, spread
+from shoal.axes.compression.kit.sparse import SparseSent, check_ratio, flat, share, spread
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Ask, Flow, Mean
-from shoal.notation import typed
+from shoal.flow import Agreed, Flow, Mean
+from shoal.notation import is_whole, typed
 
 
 def random_k(ratio: float, seed: int = 0) -> Compressor:
-    """Send a random share of the entries, the same on all workers, scaled to be right on average.
+    """Send a random ``ratio`` of the entries, the same on all workers, scaled to be unbiased.
 
-    Alone it is scaled by d / k, so unbiased; in ``error_feedback``, which corrects what was not
-    sent, it is not scaled.
+    Alone, values are scaled by d / k, which is unbiased. In ``error_feedback``, which sends the
+    other entries later, they are not scaled, which is contractive.
 
     Args:
         ratio: share of the entries that is sent, in (0, 1]; at least one entry.
-        seed: with the round and the parameter's name, decides which entries are sent.
+        seed: decides, with the round and the parameter's name, which entries are sent.
 
     Example: ``random_k(0.25)``, ``random_k(0.5, seed=1)``.
     """
     check_ratio("random_k", ratio)
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if not is_whole(seed):
         raise BadArgument(f"random_k({ratio}, seed={seed})", "seed must be a whole number")
     name = f"random_k({typed(ratio)}{f', seed={seed}' if seed else ''})"
 
-    def places(row: Tensor, value: Value, round: int) -> Tensor:
-        told = f"{seed}/{round}/{value.name}"
-        return drawn(share(ratio, row.numel()), row.numel(), told).to(row.device)
-
-    def flow(value: Value, state: None, round: int) -> Flow:
+    def flow(value: Value, state: None, round: int, *, scales: bool) -> Flow:
         row = flat(value.tensor)  # (numel,)
-        where = places(row, value, round)  # (k,)
-        scale = row.numel() / max(1, where.numel())
-        mean, mine = yield from _sum(row[where] * scale, where, value.tensor)
-        return Agreed(mean, mine, state=None)
+        key = f"{seed}/{round}/{value.name}"
+        where = draw(share(ratio, row.numel()), row.numel(), key).to(row.device)  # (k,)
+        values = row[where]
+        if scales:
+            values *= row.numel() / max(1, where.numel())
+        mine = SparseSent(where, values.clone(), value.tensor)  # the wire may overwrite values
+        mean = yield Mean(values)
+        return Agreed(spread(where, mean, value.tensor), mine, state=None)
 
-    def init(value: Value) -> tuple[Tensor, None]:
-        return zeros(value.tensor), None
-
-    def fed(value: Value, state: tuple[Tensor, None], round: int) -> Flow:
-        wanted, row = plus(value.tensor, state[0])
-        where = places(row, value, round)
-        mean, mine = yield from _sum(row[where], where, value.tensor)
-        row.index_fill_(0, where, 0)
-        return Agreed(mean, mine, (wanted, None))
-
-    shared = Trait.SLICEABLE | Trait.SUMS
-    conserving = shared | Trait.CONTRACTIVE | Trait.CONSERVING
-    feedback = Compressor(f"error_feedback({name})", conserving, fed, init)
-    return Compressor(name, shared | Trait.UNBIASED, flow, feedback=feedback)
+    traits = Trait.SLICEABLE | Trait.SUMS
+    plain = Compressor(name, traits | Trait.CONTRACTIVE, partial(flow, scales=False))
+    unbiased = partial(flow, scales=True)
+    return Compressor(name, traits | Trait.UNBIASED, unbiased, contraction=plain)
 
 
-def drawn(k: int, numel: int, told: str) -> Tensor:
-    """k different places among ``numel``, ascending, any k as likely; a function of what is told.
+def draw(k: int, numel: int, key: str) -> Tensor:
+    """Return k different indices below ``numel``, ascending, uniformly drawn; a function of key.
 
-    Of few among many, too many are drawn, equal ones are thrown out, and k of the rest are chosen:
-    ordering all places at random would cost a hundred times more.
+    If k is small, draws a few too many, removes duplicates, and chooses k of the rest: a random
+    permutation of all indices would cost a hundred times more.
     """
-    chance = torch.Generator().manual_seed(zlib.crc32(told.encode()))
+    chance = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     if 8 * k > numel:
         return torch.randperm(numel, generator=chance)[:k].sort().values
-    count, found = k + k // 8 + 8, torch.empty(0, dtype=torch.int64)
-    while found.numel() < k:
-        found = torch.unique(torch.randint(numel, (count,), generator=chance))  # ascending
+    count, different = k + k // 8 + 8, torch.empty(0, dtype=torch.int64)
+    while different.numel() < k:
+        different = torch.unique(torch.randint(numel, (count,), generator=chance))  # ascending
         count *= 2
-    chosen = torch.zeros(found.numel(), dtype=torch.bool)
-    chosen[torch.randperm(found.numel(), generator=chance)[:k]] = True
-    return found[chosen]
-
-
-def _sum(
-    values: Tensor, where: Tensor, like: Tensor
-) -> Generator[Ask, Any, tuple[Tensor, Callable[[], Tensor]]]:
-    mine = values.clone()  # the wire may write over the others
-    total = yield Mean(values)
-    return spread(where, total, like), lambda: spread(where, mine, like)
+    chosen = torch.zeros(different.numel(), dtype=torch.bool)
+    chosen[torch.randperm(different.numel(), generator=chance)[:k]] = True
+    return different[chosen]

@@ -1,4 +1,4 @@
-"""Threshold sparsification: what has grown beyond tau is sent as plus or minus tau.
+"""Threshold sparsification: entries whose sum has reached tau are sent as plus or minus tau.
 
 References:
     Strom, `Scalable distributed DNN training using commodity GPU cloud computing
@@ -12,67 +12,61 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
-from shoal.axes.compression.kit.residual import plus, zeros
-from shoal.axes.compression.kit.select import largest
-from shoal.axes.compression.kit.sparse import Parts, add_at, check_ratio, decode, encode, share
+from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.kit.bit_packing import pack, unpack
+from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.axes.compression.kit.select import top_k
+from shoal.axes.compression.kit.sparse import (
+    Parts,
+    SparseSent,
+    add_at,
+    check_ratio,
+    decode,
+    encode,
+    share,
+)
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow
+from shoal.flow import Agreed, Flow, Gather
 from shoal.notation import is_number, typed
 
 
 def threshold(tau: float, ratio: float = 0.01) -> Compressor:
-    """Add gradients up; send plus or minus tau of entries whose sum has grown beyond it.
+    """Send plus or minus tau for entries whose sum has reached it; the rest is sent later.
 
-    It keeps its residual itself.
+    It keeps its own residual, so it needs no ``error_feedback``.
 
     Args:
-        tau: what an entry must reach to be sent, and what is sent of it.
+        tau: the sum at which an entry is sent, and the amount that is sent.
         ratio: room in a message, as a share of the entries; the largest sums go first.
 
     Example: ``threshold(0.05, 0.5)``.
 
     Differs from the paper: there a message is as long as needed. Here all workers' messages have
-    room for as many entries, so that none must be told their number; what finds no room waits in
-    the residual, and room that is not needed says zero. An entry takes 2 bits and its place.
+    room for the same number of entries, so that no size is sent; entries that find no room wait in
+    the residual, and unused room is filled with zeros. An entry takes 2 bits and its index.
     """
     if not (is_number(tau) and 0 < tau < math.inf):
         raise BadArgument(f"threshold({tau})", "tau must be positive, for example threshold(0.001)")
     check_ratio(f"threshold({typed(tau)}, ratio)", ratio)
 
     def add(parts: Parts, into: Tensor, weight: float) -> None:
-        code, packed = parts
         k = share(ratio, into.numel())
-        signs = unpack_signs(packed, k).to(into.dtype)
-        add_at(decode(code, k, into.numel()), signs * tau, into, weight)
+        signs = unpack(parts[1], 2, k).to(into.dtype) - 1
+        add_at(decode(parts[0], k, into.numel()), signs * tau, into, weight)
 
     def init(value: Value) -> tuple[Tensor]:
         return (zeros(value.tensor),)
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
-        wanted, row = plus(value.tensor, state[0])
-        where = largest(row, share(ratio, row.numel()))
-        sums = row[where]
+        v = add_residual(value.tensor, state[0])
+        where, sums = top_k(v.view(-1), share(ratio, v.numel()))
         signs = torch.where(sums.abs() >= tau, sums.sign(), torch.zeros_like(sums))
-        parts = (encode(where, row.numel()), pack_signs(signs))
-        mean, mine = yield from gathered(value, parts, add)
-        row.index_add_(0, where, signs * tau, alpha=-1)
-        return Agreed(mean, mine, (wanted,))
+        codes = pack((signs + 1).to(torch.uint8), 2)
+        mean = yield Gather((encode(where, v.numel()), codes), add, like=value.tensor)
+        amounts = signs * tau
+        v.view(-1).index_add_(0, where, amounts, alpha=-1)
+        return Agreed(mean, SparseSent(where, amounts, value.tensor), (v,))
 
-    told = "" if ratio == 0.01 else f", {typed(ratio)}"
+    option = "" if ratio == 0.01 else f", {typed(ratio)}"
     traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
-    return Compressor(f"threshold({typed(tau)}{told})", traits, flow, init, add)
-
-
-def pack_signs(signs: Tensor) -> Tensor:
-    """-1, 0 or 1 in 2 bits each, four to a byte."""
-    codes = torch.nn.functional.pad((signs + 1).to(torch.uint8), (0, -signs.numel() % 4))
-    a, b, c, d = codes.view(-1, 4).unbind(1)
-    return a | b << 2 | c << 4 | d << 6
-
-
-def unpack_signs(packed: Tensor, k: int) -> Tensor:
-    """The k signs that were packed."""
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=packed.device)
-    codes = packed.unsqueeze(1) >> shifts & 3  # (bytes, 4)
-    return codes.view(-1)[:k].to(torch.int8) - 1
+    return Compressor(f"threshold({typed(tau)}{option})", traits, flow, init, add)

@@ -31,7 +31,7 @@ from shoal.axes.compression.exact import exact
 from shoal.axes.compression.powersgd import powersgd
 from shoal.axes.compression.topk import topk
 from shoal.errors import BadArgument, Conflict, ConflictError
-from shoal.flow import Agreed, Flow, Mean
+from shoal.flow import Agreed, Dense, Flow, Mean
 from shoal.notation import typed
 from shoal.tuner import Tuner, TunerState
 
@@ -203,7 +203,7 @@ def _run(form: Compressor, value: Value, state: tuple[torch.Tensor, Any, bool], 
         residual = torch.zeros_like(residual)
     if Trait.LOSSLESS in form.traits:
         mean, _, rest = yield from form.flow(value.copied(), rest, round)
-        return Agreed(mean, value.tensor, (residual, rest))
+        return Agreed(mean, Dense(value.tensor), (residual, rest))
     mean, own, (residual, *rest) = yield from form.flow(value, (residual, *rest), round)
     return Agreed(mean, own, (residual, tuple(rest)))
 
@@ -220,7 +220,7 @@ def _refuse(members: Sequence[Compressor], every: int, most: float) -> None:
     if not (type(every) is int and every > TRIES and type(most) in (int, float) and most > 0):
         raise BadArgument(call, f"every must be a whole number over {TRIES}, most a number over 0")
     for member in members:
-        keeps = member.traits & (KEEPS | Trait.CONTRACTIVE) or member.feedback is not None
+        keeps = member.traits & (KEEPS | Trait.CONTRACTIVE) or member.contraction is not None
         if member.traits & (Trait.MERGES | Trait.MOMENTUM | Trait.FACTORS) or not keeps:
             reason = "another candidate cannot send later what this one leaves unsent"
             alternatives = "topk, cast, powersgd"

@@ -1,4 +1,4 @@
-"""MXNet's two bits: send plus or minus a threshold once that much has come together.
+"""MXNet's 2-bit compression: send plus or minus a threshold once a sum has reached it.
 
 References:
     Apache MXNet, `Gradient compression
@@ -12,24 +12,24 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, gathered
+from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
 from shoal.axes.compression.kit.blocks import add_pieces, pieces, wide
-from shoal.axes.compression.kit.residual import plus, zeros
+from shoal.axes.compression.kit.residual import add_residual, zeros
 from shoal.errors import BadArgument
-from shoal.flow import Agreed, Flow
+from shoal.flow import Agreed, Flow, Gather
 from shoal.notation import is_number, typed
 
 
 def twobit(threshold: float) -> Compressor:
-    """Send -threshold, 0 or +threshold for each number, and keep the rest for later.
+    """Send -threshold, 0 or +threshold for each number; the rest is kept and sent later.
 
-    Takes 2 bits a number and one number a tensor. It keeps its own residual, so it needs no
-    ``error_feedback``; and a round sends at most one threshold a number, so a threshold far below
-    the gradients falls behind, and one far above them waits long.
+    Takes 2 bits per number and one number per tensor. It keeps its own residual, so it needs no
+    ``error_feedback``. A round sends at most one threshold per number: with a threshold far below
+    the gradients the residual grows, and with one far above them numbers are sent late.
 
     Args:
-        threshold: what is sent at a time, > 0; about as large as the larger gradients.
+        threshold: the amount that is sent, > 0; about as large as the larger gradients.
 
     Example: ``twobit(0.05)``.
     """
@@ -40,23 +40,23 @@ def twobit(threshold: float) -> Compressor:
         return (zeros(value.tensor),)
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
-        wanted, row = plus(value.tensor, state[0])
-        parts = encode(row, threshold)
-        mean, mine = yield from gathered(value, parts, add)
-        add(parts, wanted, -1.0)
-        return Agreed(mean, mine, (wanted,))
+        v = add_residual(value.tensor, state[0])
+        ask = Gather(encode(v.view(-1), threshold), add, like=value.tensor)
+        mean = yield ask
+        ask.subtract_from(v)
+        return Agreed(mean, ask, (v,))
 
     traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
     return Compressor(f"twobit({typed(threshold)})", traits, flow, init, add, width=2)
 
 
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
-    """Codes 0, 1, 2 for down, stay, up, four to a byte; and the threshold, NaN if any is."""
+    """Return codes 0, 1, 2 for down, stay, up, four per byte; and the threshold, NaN if any is."""
     codes = flat.new_empty(flat.numel(), dtype=torch.int8)
     t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
     for piece in pieces(flat.numel()):
         x = flat[piece].to(t.dtype)
-        up, down = torch.empty_like(x), torch.empty_like(x)  # compared into floats: far faster
+        up, down = torch.empty_like(x), torch.empty_like(x)  # comparing into floats is far faster
         torch.ge(x, threshold, out=up)
         torch.le(x, -threshold, out=down)
         codes[piece] = up.sub_(down).add_(1)

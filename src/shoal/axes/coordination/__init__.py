@@ -1,4 +1,4 @@
-"""With whom do I agree? One file an answer."""
+"""Coordination: with whom a worker agrees. One file per technique."""
 
 from shoal.axes.coordination.all_reduce import all_reduce
 from shoal.axes.coordination.bmuf import bmuf

@@ -1,10 +1,10 @@
-"""Average models every few steps, and carry on in the direction the average took.
+"""BMUF: average the change of a block of local steps, and apply momentum to it.
 
-After a block of local steps the mean change G of all workers is filtered by a momentum of its own:
-``D <- momentum D + rate G``, and every worker goes on from ``x + D``. What blocks have in common
-adds up, so fewer of them are needed than with plain averaging, above all while the loss still falls
-fast and each worker's own steps are small or noisy; not where the optimizer has much momentum of
-its own (docs/log.md, 2026-11-16).
+After a block of local steps, momentum is applied to the mean change G of all workers:
+``D <- momentum D + rate G``, and every worker continues from ``x + D``. Directions that blocks have
+in common add up, so fewer blocks are needed than with plain averaging, above all while the loss
+falls fast and steps are small or noisy; not if the optimizer has much momentum of its own
+(docs/log.md, 2026-11-16).
 
 References:
     Chen & Huo, `Scalable training of deep learning machines by incremental block training with
@@ -20,24 +20,24 @@ from shoal.notation import is_number, typed
 
 
 def bmuf(momentum: float | None = None, rate: float = 1.0) -> Coordination:
-    """Agree with all on what a block of steps changed, filtered by block momentum.
+    """Agree with all workers on the change of a block of steps, with block momentum.
 
-    The block is synchrony's: ``bmuf, local(8)``.
+    The synchrony sets the length of a block: ``bmuf, local(8)``.
 
     Args:
-        momentum: what is carried on of the move before, D; 1 - 1/n for n workers if left out, as
-            the paper advises.
-        rate: how much of a new block's mean change is taken.
+        momentum: factor of the previous move, D; by default 1 - 1/n for n workers, as the paper
+            advises.
+        rate: factor of the new mean change, G.
 
     Example: ``bmuf``, ``bmuf(0.5, 0.8)``.
     """
     call = f"bmuf({momentum}, {rate})"
     if momentum is not None and not (is_number(momentum) and 0 <= momentum < 1):
-        raise BadArgument(call, "momentum must be a number from 0 to under 1")
+        raise BadArgument(call, "momentum must be a number in [0, 1)")
     if not (is_number(rate) and 0 < rate <= 2):
-        raise BadArgument(call, "rate must be a number over 0, and 2 at most")
-    told = [] if momentum is None else [typed(momentum)]
+        raise BadArgument(call, "rate must be a number in (0, 2]")
+    options = [] if momentum is None else [typed(momentum)]
     if rate != 1:
-        told.append(typed(rate) if told else f"rate={typed(rate)}")
-    name = f"bmuf({', '.join(told)})" if told else "bmuf"
+        options.append(typed(rate) if options else f"rate={typed(rate)}")
+    name = f"bmuf({', '.join(options)})" if options else "bmuf"
     return Coordination(name, "collective", "delta", complete, outer=Outer(momentum, rate))

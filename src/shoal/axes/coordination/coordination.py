@@ -1,4 +1,4 @@
-"""What a coordination is: who carries, what is sent, and how it is mixed."""
+"""The protocol of the coordination axis: who carries messages, what is sent, how it is mixed."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ Sends = Literal["gradient", "delta", "parameter", "prediction"]
 
 @dataclass(frozen=True)
 class Outer:
-    """What is made of an agreed change before it is applied: ``D <- momentum D + rate change``.
+    """Momentum for agreed changes: ``D <- momentum D + rate change``, and D is applied.
 
     Args:
-        momentum: what is carried on of the move before, D; None: 1 - 1/n for n workers.
-        rate: how much of the new change is taken.
+        momentum: factor of the previous D; None: 1 - 1/n for n workers.
+        rate: factor of the new change.
     """
 
     momentum: float | None
     rate: float
 
     def momentum_of(self, workers: int) -> float:
-        """The momentum where so many take part."""
+        """Return the momentum for this number of workers."""
         return 1 - 1 / workers if self.momentum is None else self.momentum
 
 
 @dataclass(frozen=True)
 class Coordination:
-    """With whom a worker agrees. Equality and repr are by what one types.
+    """With whom a worker agrees.
 
     Args:
-        name: what one types.
-        via: who carries: a collective of all, a server, neighbours.
-        sends: what is agreed on when every step ends in an exchange.
+        name: the text that a user types.
+        via: who carries messages: a collective of all workers, servers, or peers.
+        sends: what is agreed on if every step ends with an exchange.
         mixing: ``(workers, round) -> W``; a worker's new value is its row of ``W`` times all.
-        servers: extra processes, which never run the user's loop.
-        on_death: what a worker's death means to the others.
-        outer: what is made of a change that was agreed on; None: it is applied as it is.
+        servers: extra processes, which do not run the user's loop.
+        on_death: what the others do when a worker dies.
+        outer: momentum for agreed changes; None: they are applied as they are.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Coordination:
 
 
 def complete(workers: int, round: int) -> Tensor:
-    """Everyone gets the mean of all: the doubly stochastic matrix of one round."""
+    """Return W of a collective: every worker gets the mean of all."""
     return torch.full((workers, workers), 1 / workers, dtype=torch.float64)
 
 
 def spectral_gap(w: Tensor) -> float:
-    """1 - |second eigenvalue|: how much of a disagreement one round removes."""
+    """Return 1 - |second eigenvalue|: the share of the disagreement that one round removes."""
     if w.shape[0] == 1:
         return 1.0
     sizes = torch.linalg.eigvals(w.to(torch.float64)).abs().sort(descending=True).values

@@ -1,8 +1,8 @@
-"""Average with neighbours in a graph; disagreement fades by its spectral gap.
+"""Gossip: average with neighbours in a graph; disagreement shrinks with its spectral gap.
 
-With bsp this is D-PSGD: parameters travel while the gradient is computed, and each worker's next
-model is its row of W times its neighbours' minus its own step. With asp it is AD-PSGD: whenever a
-worker ends a step it averages with one random neighbour, and nobody else waits.
+With bsp this is D-PSGD: parameters are sent while the gradient is computed, and each worker's next
+model is its row of W times the models, minus its own step. With asp it is AD-PSGD: after each step
+a worker averages with one random neighbour, and no other worker waits.
 
 References:
     Lian et al., `Can decentralized algorithms outperform centralized algorithms?
@@ -21,10 +21,10 @@ from shoal.errors import UnknownName
 
 
 def gossip(graph: str = "ring") -> Coordination:
-    """Agree with neighbours only; the agreed model is the mean of all.
+    """Average models with the neighbours in a graph; the final model is the mean of all.
 
     Args:
-        graph: who is whose neighbour; ``ring`` has one on either side.
+        graph: of neighbours; in a ``ring`` each worker has one on either side.
     """
     if graph not in GRAPHS:
         raise UnknownName("gossip graph", str(graph), GRAPHS)
@@ -32,7 +32,7 @@ def gossip(graph: str = "ring") -> Coordination:
 
 
 def ring(workers: int, round: int) -> Tensor:
-    """A third from myself and each neighbour; halves when there are only two workers."""
+    """Return W of a ring: weights of 1/3 for a worker and both neighbours, 1/2 for two workers."""
     w = torch.eye(workers, dtype=torch.float64)
     neighbours = {d % workers for d in (-1, 1)} - {0}
     share = 1 / (1 + len(neighbours))

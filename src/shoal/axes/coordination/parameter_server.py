@@ -1,8 +1,8 @@
-"""Workers talk to servers, not to each other.
+"""Parameter server: workers exchange messages with servers, not with each other.
 
-With bsp a server is a summation service: it answers each ask with the mean of all, and every worker
-updates its own replica. With bounded or no waiting (ssp, asp) the server holds the only model that
-counts and the only optimizer: a worker pushes a gradient and pulls what the model has become.
+With bsp a server is a reduce service: it answers each ask with the mean over all workers, and every
+worker updates its own replica. With ssp or asp the servers hold the model and the optimizer: a
+worker pushes a gradient and pulls the new model.
 
 References:
     Li et al., `Scaling distributed machine learning with the parameter server
@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from shoal.axes.coordination.coordination import Coordination, complete
 from shoal.errors import BadArgument
+from shoal.notation import is_whole
 
 
 def parameter_server(servers: int = 1) -> Coordination:
-    """Agree through ``servers`` extra processes, each holding a part of the model.
+    """Agree through ``servers`` extra processes, each with a part of the model.
 
     Args:
-        servers: how many; parameters are dealt to them by size.
+        servers: their number; parameters are distributed by size.
     """
-    if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= 64:
+    if not is_whole(servers, 1, 64):
         raise BadArgument(
             f"parameter_server({servers})", "servers must be a whole number from 1 to 64"
         )

@@ -1,4 +1,4 @@
-"""What is cut? One file an answer."""
+"""Partition: how the model and the batch are cut. One file per technique."""
 
 from shoal.axes.partition.data import data
 from shoal.axes.partition.partition import Partition

@@ -1,4 +1,4 @@
-"""Every worker holds the whole model and its own part of the batch.
+"""Data parallelism: every worker holds the whole model and a part of the batch.
 
 References:
     Li et al., `PyTorch Distributed <https://arxiv.org/abs/2006.15704>`_, 2020.
@@ -13,7 +13,7 @@ def data(replicas: int | None = None) -> Partition:
     """Replicate the model and cut the batch.
 
     Args:
-        replicas: how many; left out, as many as there are.
+        replicas: their number; by default as many as the ranks allow.
 
     Example: ``data``, ``data(1)``, ``data(4)``.
     """

@@ -1,20 +1,21 @@
-"""What a partition is: degrees, whose product is the number of ranks."""
+"""The protocol of the partition axis: degrees, whose product is the number of ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from shoal.errors import BadArgument, UsageError
+from shoal.notation import is_whole
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What is cut, and into how many. Partitions multiply: ``shard(2) * tensor(2)``.
+    """How a model is cut. Partitions multiply: ``shard(2) * tensor(2)``.
 
-    A worker is one replica: all its shard x tensor x pipe ranks together.
+    A worker is one replica: its shard x tensor x pipe ranks together.
 
     Args:
-        data: replicas; None takes as many as the ranks allow.
+        data: replicas; None: as many as the ranks allow.
         shard: ranks over which a replica's parameters, gradients and optimizer state are cut.
         tensor: ranks over which single layers are cut.
         pipe: ranks over which the sequence of layers is cut.
@@ -27,22 +28,22 @@ class Partition:
 
     @property
     def ranks(self) -> int:
-        """Ranks that make one replica."""
+        """Return the number of ranks of one replica."""
         return self.shard * self.tensor * self.pipe
 
     @property
     def cuts(self) -> bool:
-        """Whether a replica is spread over several ranks."""
+        """Return whether a replica has several ranks."""
         return self.ranks > 1
 
     def replicas(self, ranks: int) -> int:
-        """How many replicas so many ranks make, or an error that says why they make none."""
+        """Return how many replicas this number of ranks makes; raise if the degrees do not fit."""
         each = self.ranks
         if ranks % each or (self.data is not None and self.data * each != ranks):
-            told = f"data({self.data}) * " if self.data is not None else ""
+            data = f"data({self.data}) * " if self.data is not None else ""
             need = each * (self.data or 1)
             raise UsageError(
-                f"{ranks} workers cannot be cut as {told}shard({self.shard}) * "
+                f"{ranks} workers cannot be cut as {data}shard({self.shard}) * "
                 f"tensor({self.tensor}) * pipe({self.pipe}): the degrees multiply to {need}; "
                 f"start {need if self.data else f'a multiple of {need}'} or change a degree"
             )
@@ -53,7 +54,7 @@ class Partition:
             return NotImplemented
         data = other.data if self.data is None else self.data
         if self.data is not None and other.data is not None:
-            raise UsageError(f"data is given twice: {self.data} and {other.data}")
+            raise UsageError(f"data appears twice: {self.data} and {other.data}; keep one of them")
         return Partition(
             data, self.shard * other.shard, self.tensor * other.tensor, self.pipe * other.pipe
         )
@@ -66,7 +67,7 @@ class Partition:
 
 
 def degree(call: str, value: object) -> int:
-    """Check a degree."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
+    """Return a degree, or raise if it is none."""
+    if not is_whole(value, 1, 65536):
         raise BadArgument(f"{call}({value})", "a degree is a whole number from 1 up")
     return value

@@ -1,4 +1,4 @@
-"""The sequence of layers is cut; micro-batches flow through the stages.
+"""Pipeline parallelism: the sequence of layers is cut into stages.
 
 References:
     Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019.
@@ -11,10 +11,10 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def pipe(stages: int) -> Partition:
-    """Cut the sequence of layers into ``stages`` stages.
+    """Cut the sequence of layers into ``stages`` stages, through which micro-batches pass.
 
     Args:
-        stages: how many; needs ``run.step``, for an own loop cannot be cut.
+        stages: their number; needs ``run.step``, because a loop of your own cannot be cut.
 
     Example: ``pipe(2)``.
     """

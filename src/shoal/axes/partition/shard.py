@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer state are cut; layers are gathered when needed (ZeRO-3).
+"""Sharding (ZeRO-3, FSDP): parameters, gradients and optimizer state are cut.
 
 References:
     Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020.
@@ -11,10 +11,10 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def shard(ranks: int) -> Partition:
-    """Cut parameters, gradients and optimizer state over ``ranks`` ranks.
+    """Cut parameters, gradients and optimizer state over ``ranks`` ranks; gather layers when used.
 
     Args:
-        ranks: how many; a worker is all of them together.
+        ranks: their number; together they are one worker.
 
     Example: ``shard(2)``.
     """

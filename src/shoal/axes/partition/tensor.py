@@ -1,4 +1,4 @@
-"""Single layers are cut: columns of one matrix, rows of the next.
+"""Tensor parallelism: single layers are cut, columns of one matrix, rows of the next.
 
 References:
     Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019.
@@ -10,10 +10,10 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def tensor(ranks: int) -> Partition:
-    """Cut each layer over ``ranks`` ranks.
+    """Cut the matrices of each layer over ``ranks`` ranks.
 
     Args:
-        ranks: how many; the model must say how its layers may be cut.
+        ranks: their number; the model must say how its layers may be cut.
 
     Example: ``tensor(2)``.
     """

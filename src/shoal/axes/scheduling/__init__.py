@@ -1,4 +1,4 @@
-"""In what order do messages go? One file an answer."""
+"""Scheduling: the order in which messages are sent. One file per technique."""
 
 from shoal.axes.scheduling.adaptive import adaptive
 from shoal.axes.scheduling.dear import dear

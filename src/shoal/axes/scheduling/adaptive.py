@@ -1,11 +1,12 @@
-"""Measure, then decide between fusing tensors and cutting them, and decide again on another link.
+"""Adaptive: measure, decide between fusing and cutting tensors, and decide again if times change.
 
-Where a message costs much by itself, small tensors are fused. Where bytes are what costs, large
-ones are cut, so that the first layers overtake and the next forward starts early. Both happen in
-one plan, tensor by tensor. Plans of either kind are priced by playing a step in virtual time, with
-the layers' and the link's measured times; the best of each kind then run for a few steps, for
-what no model knows, those that come close a second time, and the fastest stays until messages take
-another time than they did.
+Where the startup of a message dominates, small tensors are fused. Where bytes dominate, large
+tensors are cut, so that the first layers overtake and the next forward starts early. One plan may
+do both.
+
+1. Plans of both kinds are priced with the measured times of layers and link (``kit.playing``).
+2. The best plan of each kind runs for a few steps; plans that come close run a second time.
+3. The fastest stays until the times of messages change.
 
 References:
     Shi et al., `A quantitative survey of communication optimizations in distributed deep learning
@@ -31,15 +32,15 @@ from shoal.errors import BadArgument
 from shoal.notation import nbytes_text
 
 SIZES = tuple(2**n for n in range(16, 27, 2))  # 64 KB to 64 MB
-MOST = 1024  # messages a step: more are never worth the time to price them
+MOST = 1024  # messages per step: more are never worth the time to price them
 
 
 def adaptive(early: bool = True) -> Schedule:
-    """Fuse small tensors and cut large ones as measured times say; decide again when they change.
+    """Fuse small tensors and cut large ones by measured times; decide again when they change.
 
     Args:
-        early: a layer's next forward may start before the step is over, which cutting is for; the
-            norm of all gradients is then not known in time, so clipping needs ``early=False``.
+        early: whether a layer's next forward may start before the step is over. The norm of all
+            gradients is then not known in time, so clipping needs ``early=False``.
 
     Example: ``adaptive``, ``adaptive(early=False)``.
     """
@@ -50,11 +51,12 @@ def adaptive(early: bool = True) -> Schedule:
         def best(kind: Iterable[Schedule]) -> Schedule:
             return min(kind, key=lambda s: price(s, layers, cost))
 
-        # One update of all costs less time than one a message, which no plan tells; and wfbp is
-        # there in case the model of the link is wrong, which takes messages to go one by one.
+        # Plans without early updates are candidates because one update of all parameters takes
+        # less time than one per message, which no price includes; and wfbp is one because the
+        # cost model assumes that messages go one by one, which may be wrong.
         plain = best(_fusions()), wfbp(BLOCK), wfbp()
-        found = (best(map(_early, _fusions())), best(_partitions())) if early else ()
-        return (*sorted(found, key=lambda s: price(s, layers, cost)), *dict.fromkeys(plain))
+        cuts = (best(map(_early, _fusions())), best(_partitions())) if early else ()
+        return (*sorted(cuts, key=lambda s: price(s, layers, cost)), *dict.fromkeys(plain))
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         return contenders(layers, cost)[0].plan(layers, cost)
@@ -71,7 +73,7 @@ def adaptive(early: bool = True) -> Schedule:
 
 
 def price(schedule: Schedule, layers: Sequence[Layer], cost: Cost) -> float:
-    """Seconds of a step: the plan that would run, played."""
+    """Return the seconds of a step under a schedule; inf if it has too many messages."""
     tasks = schedule.plan(layers, cost)
     if len(tasks) > max(MOST, 2 * len(layers)):
         return float("inf")
@@ -94,7 +96,7 @@ def _plan(layers: Sequence[Layer], cost: Cost, *, size: int) -> tuple[Task, ...]
 
 
 def _early(schedule: Schedule) -> Schedule:
-    """The same messages, each awaited by the first layer that it carries, not by the update."""
+    """Return the same messages, each due at the forward of its first layer, not at the update."""
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         tasks = schedule.plan(layers, cost)

@@ -3,8 +3,8 @@
 An all-reduce is a reduce-scatter and an all-gather. Backward hides the first half; the second is
 needed only when a layer is used again, so the next forward hides it, first layers first.
 
-Differs from the paper: a tensor larger than a buffer is cut, so that no message is much larger than
-the others. Gradients are gathered, not parameters, so that every rank runs the whole update.
+Differs from the paper: a tensor larger than a message is cut, so that all messages have about the
+same size. Gradients are gathered, not parameters, so every rank runs the whole update.
 
 References:
     Zhang et al., `DeAR <https://arxiv.org/abs/2302.12445>`_, 2023.
@@ -22,10 +22,10 @@ DEFAULT = 8 * 2**20
 
 
 def dear(fusion: int = DEFAULT) -> Schedule:
-    """Scatter sums during backward, gather them during the next forward.
+    """Reduce-scatter gradients during backward, all-gather them during the next forward.
 
     Args:
-        fusion: bytes of a message; small tensors are fused, larger ones cut.
+        fusion: bytes per message; smaller tensors are fused, larger ones are cut.
 
     Example: ``dear``, ``dear(256)``.
     """

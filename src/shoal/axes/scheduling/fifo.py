@@ -1,4 +1,4 @@
-"""First backward, then exchange.
+"""FIFO: first backward, then the exchange, without overlap.
 
 References:
     Shi et al., `A quantitative survey of communication optimizations in distributed deep learning
@@ -17,19 +17,19 @@ DEFAULT = 25 * 2**20
 
 
 def fifo(fusion: int = DEFAULT) -> Schedule:
-    """Send everything after backward, in order, fused up to ``fusion`` bytes a message.
+    """Send all gradients after backward, in order, fused into messages of ``fusion`` bytes.
 
     Args:
-        fusion: a message is full from this size on; 1 sends every tensor on its own.
+        fusion: bytes from which on a message is full; 1 sends every tensor on its own.
 
     Example: ``fifo``, ``fifo(1)``.
     """
     check_nbytes("fifo", fusion)
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-        over, due = Event("backward", 0), Event("update")
+        ready, due = Event("backward", 0), Event("update")
         return tuple(
-            Task(tuple(whole(layers, i) for i in group), "reduce", over, due)
+            Task(tuple(whole(layers, i) for i in group), "reduce", ready, due)
             for group in fuse(layers, fusion, fusion)
         )
 

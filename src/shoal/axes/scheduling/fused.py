@@ -1,7 +1,7 @@
-"""Fusion buffers: gradients fill a buffer in the order of backward, and it leaves when full.
+"""Fusion buffers: gradients fill a buffer in the order of backward; it is sent when full.
 
-Unlike in ``wfbp`` a buffer never holds more than ``threshold``, unless it holds one tensor only,
-and the first is as large as the others.
+Unlike in ``wfbp``, a buffer of several tensors never exceeds ``threshold``, and the first buffer is
+not smaller than the others.
 
 References:
     Sergeev & Del Balso, `Horovod <https://arxiv.org/abs/1802.05799>`_, 2018 (tensor fusion).
@@ -22,7 +22,7 @@ def fused(threshold: int = DEFAULT) -> Schedule:
     """Send gradients during backward, in buffers of at most ``threshold`` bytes.
 
     Args:
-        threshold: bytes of a buffer; a tensor that is larger goes alone.
+        threshold: bytes of a buffer; a larger tensor is sent alone.
 
     Example: ``fused``, ``fused(4KB)``.
     """

@@ -1,11 +1,10 @@
-"""What changes most goes first: slices of the parameters with the largest relative updates.
+"""Relative magnitude: slices of the parameters with the largest relative updates go first.
 
-Each ``every`` steps the workers measure what their last step changed, |update| / |value| of each
-parameter, and agree on it; until the next time, whenever the link is free, the ready slice of the
-parameter that changes most goes.
+Every ``every`` steps the workers measure |update| / |value| of each parameter and agree on it.
+Until the next measurement, whenever the link is free, the ready slice with the largest value goes.
 
-Differs from the paper: nothing is left unsent when bandwidth is short, for all wait for each other
-here; the order alone is Bosen's.
+Differs from the paper: all slices are sent even if bandwidth is short, because here all workers
+wait for each other; only the order is Bosen's.
 
 References:
     Wei et al., `Managed communication and consistency for fast data-parallel iterative analytics
@@ -19,22 +18,22 @@ from collections.abc import Sequence
 from shoal.axes.scheduling.priority import by_need, slices
 from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
 from shoal.errors import BadArgument
-from shoal.notation import check_nbytes, nbytes_text
+from shoal.notation import check_nbytes, is_whole, nbytes_text
 
 SIZE, EVERY = 2**20, 10
 
 
 def magnitude(size: int = SIZE, every: int = EVERY) -> Schedule:
-    """Send slices of ``size`` bytes, those of the largest relative updates first.
+    """Send slices of ``size`` bytes, those with the largest relative updates first.
 
     Args:
-        size: bytes a slice.
-        every: steps between looks at what changes most; 1 looks each step.
+        size: bytes per slice.
+        every: steps between measurements; 1 measures in each step.
 
     Example: ``magnitude``, ``magnitude(256, 1)``.
     """
     check_nbytes("magnitude", size)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+    if not is_whole(every, 1):
         raise BadArgument(f"magnitude({size}, {every})", "every must be a number of steps from 1")
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:

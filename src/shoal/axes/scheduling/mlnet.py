@@ -1,14 +1,13 @@
-"""MLNet: sums climb a tree of workers and come down it, and overtake each other at every hop.
+"""MLNet: sums go up and down a tree of workers, with priority queues at every hop.
 
-Each worker passes on what others send: partial sums on the way up, results on the way down. Where
+Each worker forwards messages of others: partial sums on the way up, results on the way down. Where
 several messages are ready for one link, the one that the next forward needs first goes next, not
-the one that waited longest. Tensors are cut into slices, for a message under way is not
-interrupted: a slice is what an urgent one may have to wait for.
+the one that waited longest. A message in transfer is not interrupted, so tensors are cut into
+slices: an urgent message waits for one slice at most.
 
-Messages enter the queues as backward makes them ready, and the queues decide from there on, so that
-nobody needs to know how fast a link is. Backward ends where forward begins: what was asked for last
-is needed first. The plan lists messages as they enter, so its price is what a step takes if none
-overtakes another.
+Messages enter the queues when backward makes them ready, and the queues decide from there on, so
+no link has to be measured. Backward ends where forward begins, so the message that was submitted
+last is needed first. The plan lists messages as they enter; its price assumes that none overtakes.
 
 The hops are those of the route. Torch's own all-reduce has none, so with ``native`` the sums go by
 a tree, as in the paper; with any other route each of its hops has a queue. On a backend that sends
@@ -37,7 +36,7 @@ def mlnet(size: int = DEFAULT) -> Schedule:
     """Send slices of ``size`` bytes along a tree; at every hop those needed first overtake others.
 
     Args:
-        size: bytes a slice; smaller ones are overtaken sooner, and cost more messages.
+        size: bytes per slice; smaller slices are overtaken sooner, but are more messages.
 
     Example: ``mlnet``, ``mlnet(256)``.
     """

@@ -1,4 +1,4 @@
-"""What a schedule is: a plan of messages, as data, that is run, priced, drawn and simulated."""
+"""The protocol of the scheduling axis: a plan of messages is data, to run, price and simulate."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 Cost: TypeAlias = Callable[[int], float]
-"""Seconds that a message of so many bytes takes."""
+"""nbytes -> seconds of a message."""
 Contenders: TypeAlias = "Callable[[Sequence[Layer], Cost], tuple[Schedule, ...]]"
-"""Schedules of one kind, of which measuring finds the fastest."""
+"""(layers, cost) -> schedules to time before one is chosen."""
 
 
 class Layer(NamedTuple):
-    """One parameter, in the order in which forward meets it."""
+    """One parameter, in the order in which forward uses it."""
 
     name: str
     nbytes: int
     forward: float = 0.0  # seconds
     backward: float = 0.0  # seconds
-    change: float = 0.0  # |update| / |value| of a step
+    change: float = 0.0  # |update| / |value| in one step
 
 
 class Slice(NamedTuple):
@@ -31,14 +31,14 @@ class Slice(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A moment of the step: backward of a layer, the update, or a layer's next forward."""
+    """A point in the step: backward of a layer, the update, or a layer's next forward."""
 
     kind: Literal["backward", "update", "forward"]
     layer: int = 0
 
 
 class Task(NamedTuple):
-    """One message: what it carries, when it may go, when it must have arrived."""
+    """One message: its content, when it is ready to go, and when it is due."""
 
     slices: tuple[Slice, ...]
     phase: Literal["reduce", "scatter", "gather"]
@@ -48,30 +48,30 @@ class Task(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the message stands for, before compression."""
+        """Return the bytes of the content, before compression."""
         return sum(s.stop - s.start for s in self.slices)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """In what order messages go: the order of the tuple, the same on every rank.
+    """The order of messages: that of the plan, the same on every rank.
 
     Args:
-        name: what one types.
+        name: the text that a user types.
         plan: ``(layers, cost) -> tasks``.
-        overlaps: whether tasks go out during backward.
-        slices: whether a tensor may be cut.
+        overlaps: whether messages are sent during backward.
+        slices: whether tensors may be cut.
         early: whether a layer's next forward may start before the step is over.
-        scatters: whether sums are first scattered over ranks and gathered later.
+        scatters: whether a sum is a reduce-scatter and, later, an all-gather.
         queues: whether messages overtake each other at the hops of a route: of those that wait, the
-            one asked for last goes first, so the plan lists them from the least urgent on.
-        window: messages that may be under way at once; 0 leaves it to the backend.
-        measures: what the plan needs to know of the steps before, so that it is made anew as they
-            tell: ``times`` of layers and messages, or ``changes`` of parameters.
-        reorders: whether what is measured only changes the order: the messages stay the same.
-        every: steps between such looks.
-        contenders: ``(layers, cost) -> schedules`` among which a few steps of each decide, the most
-            promising first; without, the plan is what it says.
+            last one submitted goes first, so the plan lists the least urgent first.
+        window: messages in transfer at once; 0 leaves it to the backend.
+        measures: what must be measured before the plan is made again: ``times`` of layers and
+            messages, or ``changes`` of parameters.
+        reorders: whether measurements change only the order, and not the messages.
+        every: steps between measurements.
+        contenders: ``(layers, cost) -> schedules`` that run for a few steps each before the fastest
+            is chosen, the most promising first; None: ``plan`` decides.
     """
 
     name: str

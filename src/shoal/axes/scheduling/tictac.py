@@ -1,15 +1,15 @@
-"""TicTac: what comes back from servers comes in the order in which forward uses it.
+"""TicTac: results come back from servers in the order in which forward uses them.
 
-A forward is a chain of layers. With one link, the layer that unlocks computation soonest is the
-first that is still missing, so both orders pull it first. They differ in what they know:
+A forward is a chain of layers. With one link, the transfer that lets computation continue soonest
+is that of the first missing layer, so both orders choose it. They differ in what they know:
 
-* ``tic`` knows no times: it pulls after backward, layer by layer in forward order;
-* ``tac`` measures them: gradients leave during backward, and of those that are ready whenever the
-  link is free, the one that forward needs first.
+* ``tic`` uses no times: it sends after backward, layer by layer in forward order;
+* ``tac`` uses measured times: it sends during backward; whenever the link is free, the ready
+  gradient that forward needs first goes.
 
 Differs from the paper: the graph is the chain of parameters, a push and its pull are one message
-each way, and what is larger than a shard of 4 MB is cut, so that servers share it. Any wire will
-do, servers or not.
+each way, and tensors larger than 4 MB are cut, so that servers share them. It works on any wire,
+with or without servers.
 
 References:
     Hashemi, Abdu Jyothi & Campbell, `TicTac <https://arxiv.org/abs/1803.03288>`_, 2019.
@@ -28,10 +28,10 @@ SHARD = 4 * 2**20
 
 
 def tictac(order: str = "tac") -> Schedule:
-    """Send tensors such that what the next forward needs first comes back first.
+    """Send tensors in the order in which the next forward needs them.
 
     Args:
-        order: ``tac`` by measured times, during backward; ``tic`` without, after it.
+        order: ``tac``, during backward, by measured times; or ``tic``, after backward, without.
 
     Example: ``tictac``, ``tictac(tic)``.
     """
@@ -39,13 +39,13 @@ def tictac(order: str = "tac") -> Schedule:
         return Schedule("tictac(tic)", _tic, slices=True, early=True)
     if order == "tac":
         return Schedule("tictac", _tac, overlaps=True, slices=True, early=True, measures="times")
-    raise BadArgument(f"tictac({order})", "the orders are tac and tic")
+    raise BadArgument(f"tictac({order})", "order must be tac or tic")
 
 
 def _tic(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-    over = Event("backward", 0)
+    ready = Event("backward", 0)
     return tuple(
-        Task((piece,), "reduce", over, Event("forward", index), index)
+        Task((piece,), "reduce", ready, Event("forward", index), index)
         for index in range(len(layers))
         for piece in cut(layers, index, SHARD)
     )

@@ -1,4 +1,4 @@
-"""Wait-free back-propagation: a layer's gradient leaves while earlier layers still compute.
+"""Wait-free back-propagation: a gradient is sent while earlier layers still compute theirs.
 
 References:
     Zhang et al., `Poseidon <https://arxiv.org/abs/1706.03292>`_, 2017 (WFBP).
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.axes.scheduling.kit.grouping import fuse, whole
-from shoal.axes.scheduling.schedule import Cost, Event, Layer, Schedule, Task
+from shoal.axes.scheduling.kit.grouping import fuse, message
+from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 from shoal.notation import check_nbytes, nbytes_text
 
 DEFAULT = 25 * 2**20
-FIRST = 2**20  # as in DDP: a small first bucket starts the link early
+FIRST = 2**20  # as in DDP: with a small first bucket the link starts early
 
 
 def wfbp(fusion: int = DEFAULT) -> Schedule:
-    """Send gradients during backward, fused up to ``fusion`` bytes a message.
+    """Send gradients during backward, fused into messages of ``fusion`` bytes.
 
     Args:
         fusion: the bucket size; 1 sends every tensor on its own.
@@ -28,15 +28,7 @@ def wfbp(fusion: int = DEFAULT) -> Schedule:
     check_nbytes("wfbp", fusion)
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-        return tuple(
-            Task(
-                tuple(whole(layers, i) for i in group),
-                "reduce",
-                ready=Event("backward", min(group)),
-                due=Event("update"),
-            )
-            for group in fuse(layers, FIRST, fusion)
-        )
+        return tuple(message(layers, group) for group in fuse(layers, FIRST, fusion))
 
     name = "wfbp" if fusion == DEFAULT else f"wfbp({nbytes_text(fusion)})"
     return Schedule(name, plan, overlaps=True)

@@ -1,4 +1,4 @@
-"""When do I wait? One file an answer."""
+"""Synchrony: when a worker waits for others. One file per technique."""
 
 from shoal.axes.synchrony.asp import asp
 from shoal.axes.synchrony.bsp import bsp

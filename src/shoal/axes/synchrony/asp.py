@@ -1,4 +1,4 @@
-"""Asynchronous: nobody waits for anybody.
+"""Asynchronous parallel: no worker waits for another.
 
 References:
     Dean et al., `Large scale distributed deep networks
@@ -14,5 +14,5 @@ from shoal.axes.synchrony.synchrony import Synchrony
 
 
 def asp() -> Synchrony:
-    """Never wait: every worker goes on with what is there."""
+    """Never wait: every worker continues with the newest model at hand."""
     return Synchrony("asp", 1, math.inf)

@@ -1,4 +1,4 @@
-"""Bulk synchronous: everyone waits for everyone, every step.
+"""Bulk synchronous parallel: all workers wait for all others in every step.
 
 References:
     Valiant, `A bridging model for parallel computation <https://doi.org/10.1145/79173.79181>`_,
@@ -11,5 +11,5 @@ from shoal.axes.synchrony.synchrony import Synchrony
 
 
 def bsp() -> Synchrony:
-    """Wait for all workers in every step: the same numbers as one big worker."""
+    """Wait for all workers in every step: the same result as one worker with the whole batch."""
     return Synchrony("bsp")

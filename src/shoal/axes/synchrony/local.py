@@ -1,4 +1,4 @@
-"""Local SGD: several steps alone, then one average.
+"""Local SGD: several local steps, then one average.
 
 References:
     Stich, `Local SGD converges fast and communicates little <https://arxiv.org/abs/1805.09767>`_,
@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from shoal.axes.synchrony.synchrony import Synchrony
 from shoal.errors import BadArgument
+from shoal.notation import is_whole
 
 
 def local(steps: int) -> Synchrony:
-    """Take ``steps`` steps alone, then agree on what they changed.
+    """Take ``steps`` local steps, then agree on their change.
 
     Args:
-        steps: 1 is bsp; more talks less and drifts further.
+        steps: 1 is bsp; more steps send less, and let replicas diverge further.
 
     Example: ``local(1)``, ``local(4)``.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if not is_whole(steps, 1):
         raise BadArgument(f"local({steps})", "steps must be a whole number >= 1")
     return Synchrony(f"local({steps})", steps)

@@ -1,4 +1,4 @@
-"""Stale synchronous: the fastest may be ``bound`` clocks ahead of the slowest.
+"""Stale synchronous parallel: the fastest worker may be ``bound`` steps ahead of the slowest.
 
 References:
     Ho et al., `More effective distributed ML via a stale synchronous parallel parameter server
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from shoal.axes.synchrony.synchrony import Synchrony
 from shoal.errors import BadArgument
+from shoal.notation import is_whole
 
 
 def ssp(bound: int) -> Synchrony:
     """Wait only when more than ``bound`` steps ahead of the slowest worker.
 
     Args:
-        bound: 0 reads the same models as bsp; more waits less and reads older models.
+        bound: 0 reads the same models as bsp; a higher bound waits less and reads older models.
 
     Example: ``ssp(0)``, ``ssp(2)``.
     """
-    if isinstance(bound, bool) or not isinstance(bound, int) or not 0 <= bound < 2**53:
-        raise BadArgument(f"ssp({bound})", "the bound must be a whole number >= 0; asp has none")
+    if not is_whole(bound, 0, 2**53 - 1):
+        raise BadArgument(f"ssp({bound})", "bound must be a whole number >= 0; asp has no bound")
     return Synchrony(f"ssp({bound})", 1, float(bound))

@@ -1,4 +1,4 @@
-"""What a synchrony is: steps between exchanges, and how far ahead one may run."""
+"""The protocol of the synchrony axis: steps between exchanges, and the bound of staleness."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Synchrony:
-    """When a worker waits. Equality and repr are by what one types.
+    """When a worker waits for others.
 
     Args:
-        name: what one types.
+        name: the text that a user types.
         period: local steps between exchanges.
-        staleness: rounds one may be ahead of the slowest; 0 waits for all, inf for none.
+        staleness: rounds that a worker may be ahead of the slowest; 0 waits for all, inf for none.
     """
 
     name: str
@@ -22,12 +22,12 @@ class Synchrony:
 
     @property
     def waits(self) -> bool:
-        """Whether a round ends for all at once."""
+        """Return whether all workers end a round together."""
         return self.staleness == 0
 
     @property
     def free(self) -> bool:
-        """Whether nobody ever waits."""
+        """Return whether no worker ever waits."""
         return math.isinf(self.staleness)
 
     def __repr__(self) -> str:

@@ -99,7 +99,7 @@ class Exchange:
         for key, piece, agreed in zip(bucket.keys, bucket.pieces, ends, strict=True):
             self._previous[key] = self.states[key]
             self.states[key] = agreed.state
-            _put(agreed.mean - agreed.mine if self.moves else agreed.mean, piece)
+            _put(agreed.mean - agreed.mine.dense() if self.moves else agreed.mean, piece)
 
     def _scatter(self, bucket: Bucket) -> Asks:
         """Run the first half of a sum: every rank ends with the sum of its own part."""

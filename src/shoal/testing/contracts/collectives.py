@@ -1,4 +1,4 @@
-"""Laws of every collective: the proof, and the same copies on numbers."""
+"""Laws of every collective: a proof on multisets, and a run on numbers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 
 
 def served(collective: Collective) -> tuple[int, ...]:
-    """The worlds that a route with rounds does not refuse."""
+    """Return the world sizes that a route with rounds accepts."""
     if collective.rounds is None:
         return ()
     return tuple(world for world in WORLDS if not collective.refusal(world))
 
 
 def every_rank_ends_with_every_part_once(collective: Collective) -> None:
-    """Proved on multisets of ranks, where nothing can cancel."""
+    """Proved on multisets of ranks, in which nothing can cancel."""
     for world in served(collective):
         prove(collective, world)
 
 
 def a_world_that_is_refused_gets_no_rounds(collective: Collective) -> None:
-    """One worker is always served; a refusal says why, and nobody is sent on half a route."""
+    """One worker is always accepted; a refused world size has no rounds, not even some."""
     require(not collective.refusal(1), f"{collective}: refuses a single worker")
     for world in WORLDS:
         if collective.rounds is not None and collective.refusal(world):
             try:
-                found = list(collective.rounds(world))
+                rounds = list(collective.rounds(world))
             except UsageError:
                 continue
             raise AssertionError(
-                f"{collective}: refuses {world} ranks, and has {len(found)} rounds"
+                f"{collective}: refuses {world} ranks, and has {len(rounds)} rounds"
             )
 
 
 def it_chooses_among_routes_that_serve(collective: Collective) -> None:
-    """Whatever the size and the network, the choice has rounds for that world, or is torch's."""
+    """For every size and network, the choice has rounds for the world size, or is native."""
     for world in WORLDS if collective.choose else ():
         for nbytes in (1, 2**12, 2**20, 2**30):
             for alpha, native in ((1e-4, 1.0), (0.0, 1.0), (1.0, 1e-9)):
@@ -64,31 +64,31 @@ def all_ranks_hold_the_same_bits(collective: Collective) -> None:
     for world in served(collective):
         chance = torch.Generator().manual_seed(world)
         chunks = collective.chunks(world)
-        held = torch.randn(world, chunks, generator=chance)
-        total = held.sum(0)
-        held = _run(collective, world, held)
-        require(close(held[0], total, 1e-5), f"{collective}, {world} ranks: not the sum")
-        require(bool((held == held[0]).all()), f"{collective}, {world} ranks: bits differ")
+        values = torch.randn(world, chunks, generator=chance)
+        total = values.sum(0)
+        values = _run(collective, world, values)
+        require(close(values[0], total, 1e-5), f"{collective}, {world} ranks: not the sum")
+        require(bool((values == values[0]).all()), f"{collective}, {world} ranks: bits differ")
 
 
 def rounds_are_the_same_each_time(collective: Collective) -> None:
-    """Every rank works the route out for itself, so it must come out the same."""
+    """Every rank computes the route itself, so the result must be the same."""
     for world in served(collective):
         require(collective.chunks(world) >= 1, f"{collective}, {world} ranks: no chunk")
         rounds = collective.rounds
         if rounds is not None:
             same = list(rounds(world)) == list(rounds(world))
-            require(same, f"{collective}, {world} ranks: another route when asked twice")
+            require(same, f"{collective}, {world} ranks: another route when computed twice")
 
 
-def _run(collective: Collective, world: int, held: torch.Tensor) -> torch.Tensor:
+def _run(collective: Collective, world: int, values: torch.Tensor) -> torch.Tensor:
     for copies in collective.rounds(world) if collective.rounds else ():
-        after = held.clone()
+        after = values.clone()
         for source, target, chunk, add in copies:
-            kept = after[target, chunk] if add else 0.0
-            after[target, chunk] = kept + held[source, chunk]
-        held = after
-    return held
+            own = after[target, chunk] if add else 0.0
+            after[target, chunk] = own + values[source, chunk]
+        values = after
+    return values
 
 
 LAWS = (

@@ -1,4 +1,4 @@
-"""Laws of every compressor: what all of them keep, and what each trait promises."""
+"""Laws of every compressor: what holds for all of them, and what each trait promises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.testing.contracts.require import close, require, same
 
 DRAWS = 400
 SIGMAS = 7.0
-"""UNBIASED is judged from so many draws: were it true, one number of 10^11 would fail."""
+"""UNBIASED is tested with this many draws: a true claim fails for one number in 10^11."""
 
 
 def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
@@ -26,13 +26,13 @@ def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
         for number, (_, one) in enumerate(rounds(compressor, case)):
             if Trait.LOSSLESS in compressor.traits and number % 2:
                 continue  # all was sent, so no copy need be kept from a wire that overwrites
-            sent = torch.stack([end.mine for end in one.ends]).double().mean(0)
-            told = f"{compressor}, {case}, round {number}: mean is not the mean of what was sent"
-            require(close(one.ends[0].mean, sent, one.tolerance), told)
+            sent = torch.stack([end.mine.dense() for end in one.ends]).double().mean(0)
+            label = f"{compressor}, {case}, round {number}: mean is not the mean of what was sent"
+            require(close(one.ends[0].mean, sent, one.tolerance), label)
 
 
 def what_i_said_outlives_the_wire(compressor: Compressor) -> None:
-    """A wire may put the answer where the question was; ``mine`` and the state are from before."""
+    """A wire may overwrite the tensor of an ask; ``mine`` and the state must not change with it."""
     if Trait.LOSSLESS in compressor.traits:
         return  # all was sent, so no copy need be kept
     for case in CASES:
@@ -40,12 +40,36 @@ def what_i_said_outlives_the_wire(compressor: Compressor) -> None:
             exchange(compressor, case.gradients(), overwrites=overwrites).ends
             for overwrites in (False, True)
         )
-        kept = same([(e.mine, e.state) for e in calm], [(e.mine, e.state) for e in rude])
-        require(kept, f"{compressor}, {case}: loses its own message to a wire that overwrites")
+        equal = same(
+            [(e.mine.dense(), e.state) for e in calm], [(e.mine.dense(), e.state) for e in rude]
+        )
+        require(equal, f"{compressor}, {case}: loses its own message to a wire that overwrites")
+
+
+def what_was_sent_can_be_subtracted(compressor: Compressor) -> None:
+    """``mine.subtract_from(x)`` gives ``x - mine.dense()``.
+
+    CONTRACTIVE: also where x is the value that was sent, as in error feedback; so ``mine`` must not
+    share its memory.
+    """
+    for case in CASES:
+        gradients = case.gradients()
+        ends = exchange(compressor, gradients).ends
+        sent = [end.mine.dense().clone() for end in ends]
+        for end, dense, x in zip(ends, sent, case.gradients(1), strict=True):
+            expected = x - dense
+            end.mine.subtract_from(x)
+            right = close(x, expected, 8 * torch.finfo(case.dtype).eps)
+            require(right, f"{compressor}, {case}: subtracts something else than was sent")
+        if Trait.CONTRACTIVE in compressor.traits:
+            for gradient in gradients:
+                gradient.zero_()
+            apart = same([end.mine.dense() for end in ends], sent)
+            require(apart, f"{compressor}, {case}: what was sent changes with the value")
 
 
 def all_workers_end_with_the_same_bits(compressor: Compressor) -> None:
-    """Replicas that agree must not drift apart by rounding."""
+    """Replicas must not diverge by rounding."""
     for case in CASES:
         for _, one in rounds(compressor, case):
             agreed = all(torch.equal(end.mean, one.ends[0].mean) for end in one.ends)
@@ -57,23 +81,25 @@ def what_comes_out_looks_like_what_went_in(compressor: Compressor) -> None:
     for case in CASES:
         nothing = [torch.zeros_like(g) for g in case.gradients()]
         quiet = exchange(compressor, nothing)
-        told = f"{compressor}, {case}"
-        require(all(not end.mean.any() for end in quiet.ends), f"{told}: something out of nothing")
+        label = f"{compressor}, {case}"
+        require(all(not end.mean.any() for end in quiet.ends), f"{label}: something out of nothing")
         one = exchange(compressor, case.gradients(), states=quiet.states, round=1)
         for end in one.ends:
-            for out in (end.mean, end.mine):
-                require(out.shape == case.shape, f"{told}: comes out as {tuple(out.shape)}")
-                require(out.dtype == case.dtype, f"{told}: comes out as {out.dtype}")
-                require(bool(out.isfinite().all()), f"{told}: not finite after a zero gradient")
+            for out in (end.mean, end.mine.dense()):
+                require(out.shape == case.shape, f"{label}: comes out as {tuple(out.shape)}")
+                require(out.dtype == case.dtype, f"{label}: comes out as {out.dtype}")
+                require(bool(out.isfinite().all()), f"{label}: not finite after a zero gradient")
 
 
 def strides_do_not_matter(compressor: Compressor) -> None:
-    """A transposed or channels-last view is the same numbers."""
+    """A transposed or channels-last view has the same numbers."""
     for shape in ((5, 6), (4, 3, 2, 2)):
         plain = Case(shape, torch.float64, 2).gradients()
         strided = [g.transpose(0, -1).contiguous().transpose(0, -1) for g in plain]
-        one, two = (exchange(compressor, given).ends[0] for given in (plain, strided))
-        equal = close(one.mean, two.mean, 1e-12) and close(one.mine, two.mine, 1e-12)
+        one, two = (exchange(compressor, inputs).ends[0] for inputs in (plain, strided))
+        equal = close(one.mean, two.mean, 1e-12) and close(
+            one.mine.dense(), two.mine.dense(), 1e-12
+        )
         require(equal, f"{compressor}, {shape}: strides change the numbers")
 
 
@@ -89,7 +115,7 @@ def the_same_again_gives_the_same(compressor: Compressor) -> None:
 
 
 def what_was_given_is_left_alone(compressor: Compressor) -> None:
-    """Neither the gradient nor the state is changed; only a wire may overwrite what it is asked."""
+    """Neither the gradient nor the state is changed; only a wire may overwrite an ask's tensor."""
     for case in CASES:
         gradients = case.gradients()
         states = exchange(compressor, case.gradients(1)).states
@@ -101,7 +127,7 @@ def what_was_given_is_left_alone(compressor: Compressor) -> None:
 
 
 def state_survives_saving(compressor: Compressor) -> None:
-    """State is tensors, numbers, text and what holds them; it goes on as if never saved."""
+    """State consists of tensors, numbers, text and containers; saving changes no result."""
     for case in CASES:
         states = exchange(compressor, case.gradients()).states
         file = io.BytesIO()
@@ -109,14 +135,17 @@ def state_survives_saving(compressor: Compressor) -> None:
         file.seek(0)
         loaded = torch.load(file, weights_only=True)
         again = case.gradients(1)
-        went, goes = (exchange(compressor, again, states=s, round=1) for s in (states, loaded))
+        direct, restored = (
+            exchange(compressor, again, states=s, round=1) for s in (states, loaded)
+        )
         require(
-            same(went.ends, goes.ends), f"{compressor}, {case}: differs after saving and loading"
+            same(direct.ends, restored.ends),
+            f"{compressor}, {case}: differs after saving and loading",
         )
 
 
 def all_workers_send_as_much(compressor: Compressor) -> None:
-    """Messages of all workers have the same sizes and types, so that none must be told them."""
+    """Messages of all workers have the same sizes and types, so that no size is sent."""
     for case in CASES:
         for _, one in rounds(compressor, case):
             sizes = [[[(t.shape, t.dtype) for t in tensors(a)] for a in asks] for asks in one.asks]
@@ -124,23 +153,26 @@ def all_workers_send_as_much(compressor: Compressor) -> None:
 
 
 def lossless_is_the_exact_mean(compressor: Compressor) -> None:
-    """LOSSLESS: the mean of what was meant, and nothing of mine is missing."""
+    """LOSSLESS: the exact mean of the values, and ``mine`` is the value itself."""
     if Trait.LOSSLESS in compressor.traits:
         for case in CASES:
             gradients = case.gradients()
             one = exchange(compressor, [g.clone() for g in gradients])
             meant = torch.stack(gradients).double().mean(0)
-            told = f"{compressor}, {case}: not the exact mean"
-            require(close(one.ends[0].mean, meant, 8 * torch.finfo(case.dtype).eps), told)
-            require(torch.equal(one.ends[0].mine, gradients[0]), told)
+            label = f"{compressor}, {case}: not the exact mean"
+            require(close(one.ends[0].mean, meant, 8 * torch.finfo(case.dtype).eps), label)
+            require(torch.equal(one.ends[0].mine.dense(), gradients[0]), label)
 
 
 def unbiased_is_right_on_average(compressor: Compressor) -> None:
-    """UNBIASED: over many rounds, what was sent averages to what was meant."""
+    """UNBIASED: over many rounds, the mean of what was sent is the value."""
     if Trait.UNBIASED in compressor.traits:
         gradient = Case((5, 6), torch.float64, 1).gradients()
         draws = torch.stack(
-            [exchange(compressor, gradient, round=r).ends[0].mine.clone() for r in range(DRAWS)]
+            [
+                exchange(compressor, gradient, round=r).ends[0].mine.dense().clone()
+                for r in range(DRAWS)
+            ]
         )
         doubt = SIGMAS * draws.std(0) / math.sqrt(DRAWS) + 1e-12
         off = (draws.mean(0) - gradient[0]).abs()
@@ -155,46 +187,46 @@ def contractive_loses_less_than_there_was(compressor: Compressor) -> None:
                 gradients = case.gradients(seed)
                 for x, end in zip(gradients, exchange(compressor, gradients).ends, strict=True):
                     meant = float(x.double().square().sum())
-                    lost = float((x.double() - end.mine.double()).square().sum())
-                    told = f"{compressor}, {case}: lost {lost:.3g} of {meant:.3g}"
-                    require(lost <= (1 - 1e-6) * meant, told)
+                    lost = float((x.double() - end.mine.dense().double()).square().sum())
+                    label = f"{compressor}, {case}: lost {lost:.3g} of {meant:.3g}"
+                    require(lost <= (1 - 1e-6) * meant, label)
 
 
 def conserving_loses_nothing_over_time(compressor: Compressor) -> None:
-    """CONSERVING: all that was sent, and the residual (``state[0]``), is all there was.
+    """CONSERVING: all that was sent, plus the residual (``state[0]``), is the sum of all values.
 
-    With MOMENTUM, what there was is velocity, of which only the member's own tests know.
+    With MOMENTUM, velocities are summed, which only the tests of the member itself can check.
     """
     if Trait.CONSERVING in compressor.traits and Trait.MOMENTUM not in compressor.traits:
         for case in CASES:
             sent = meant = torch.zeros(case.shape, dtype=torch.float64)
             for gradients, one in rounds(compressor, case, count=6):
                 meant = meant + gradients[0].double()
-                sent = sent + one.ends[0].mine.double()
+                sent = sent + one.ends[0].mine.dense().double()
                 total = sent + one.ends[0].state[0].double()
                 tolerance = 64 * torch.finfo(case.dtype).eps
                 require(close(total, meant, tolerance), f"{compressor}, {case}: something is lost")
 
 
 def one_shot_is_decoded_by_add(compressor: Compressor) -> None:
-    """ONE_SHOT: a single ask; ``add`` of its parts gives ``mine``, weighted, on top of what was."""
+    """ONE_SHOT: a single ask; ``add`` adds ``weight * mine`` to a tensor."""
     if Trait.ONE_SHOT not in compressor.traits:
         return
     add = compressor.add
     if add is None:
-        raise AssertionError(f"{compressor}: ONE_SHOT, but nobody can add its message up")
+        raise AssertionError(f"{compressor}: ONE_SHOT, but has no add() to decode its message")
     for case in CASES:
         one = exchange(compressor, case.gradients())
         for asks, end in zip(one.asks, one.ends, strict=True):
             require(len(asks) == 1, f"{compressor}, {case}: {len(asks)} asks, not one")
-            into = torch.ones_like(end.mine)
+            into = torch.ones_like(end.mine.dense())
             add(tensors(asks[0]), into, 0.5)
-            decoded = close(into, 1 + 0.5 * end.mine, 4 * torch.finfo(case.dtype).eps)
+            decoded = close(into, 1 + 0.5 * end.mine.dense(), 4 * torch.finfo(case.dtype).eps)
             require(decoded, f"{compressor}, {case}: add() does not give what was sent")
 
 
 def sums_asks_for_means_only(compressor: Compressor) -> None:
-    """SUMS: a route of sums can carry it. Whoever gathers does not claim it."""
+    """SUMS: any all-reduce can carry it. A compressor that gathers must not claim it."""
     kinds = {
         type(ask)
         for case in CASES
@@ -217,29 +249,31 @@ def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
         whole = bucket.ends[0]
         cuts = [slice(0, 1), slice(1, 9), slice(9, 9), slice(9, 23)]
         pieces = [exchange(compressor, [g[c].clone() for g in gradients]).ends[0] for c in cuts]
-        told = f"{compressor}: a bucket differs from its tensors"
+        label = f"{compressor}: a bucket differs from its tensors"
         if Trait.LOSSLESS not in compressor.traits:
-            require(torch.equal(whole.mine, torch.cat([p.mine for p in pieces])), told)
-        require(close(whole.mean, torch.cat([p.mean for p in pieces]), bucket.tolerance), told)
+            require(
+                torch.equal(whole.mine.dense(), torch.cat([p.mine.dense() for p in pieces])), label
+            )
+        require(close(whole.mean, torch.cat([p.mean for p in pieces]), bucket.tolerance), label)
         require(whole.state is None, f"{compressor}: a bucket remembers")
 
 
 def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
-    """SLICEABLE: a flat piece of a tensor is a legal message, and the mean law holds."""
+    """SLICEABLE: a flat slice of a tensor is a legal value, and the mean law holds."""
     if Trait.SLICEABLE not in compressor.traits:
         return
     gradients = [g.flatten() for g in Case((9, 8), torch.float64, 3).gradients()]
     for start, stop in ((0, 1), (3, 40), (40, 72), (72, 72)):
         one = exchange(compressor, [g[start:stop] for g in gradients])
-        sent = torch.stack([end.mine for end in one.ends]).mean(0)
-        told = f"{compressor}, slice {start}:{stop}"
-        require(sent.shape == (stop - start,), f"{told}: comes out as {tuple(sent.shape)}")
+        sent = torch.stack([end.mine.dense() for end in one.ends]).mean(0)
+        label = f"{compressor}, slice {start}:{stop}"
+        require(sent.shape == (stop - start,), f"{label}: comes out as {tuple(sent.shape)}")
         if Trait.MERGES not in compressor.traits:
-            require(close(one.ends[0].mean, sent, one.tolerance), f"{told}: not the mean")
+            require(close(one.ends[0].mean, sent, one.tolerance), f"{label}: not the mean")
 
 
 def tracks_comes_ever_closer(compressor: Compressor) -> None:
-    """TRACKS: said again and again, a value that stays is said right, by mine and by the mean."""
+    """TRACKS: if a value stays the same, ``mine`` and the mean converge to it."""
     if Trait.TRACKS not in compressor.traits:
         return
     values = Case((5, 6), torch.float64, 3).gradients()
@@ -247,33 +281,37 @@ def tracks_comes_ever_closer(compressor: Compressor) -> None:
     for round in range(40):
         one = exchange(compressor, [v.clone() for v in values], states=states, round=round)
         states = one.states
-    right = all(close(e.mine, v, 1e-6) for e, v in zip(one.ends, values, strict=True))
+    right = all(close(e.mine.dense(), v, 1e-6) for e, v in zip(one.ends, values, strict=True))
     mean = close(one.ends[0].mean, torch.stack(values).mean(0), 1e-6)
-    require(right and mean, f"{compressor}: what is said does not come to what is meant")
+    require(right and mean, f"{compressor}: does not converge to the value")
 
 
 def unscaled_says_only_the_direction(compressor: Compressor) -> None:
-    """UNSCALED: a gradient a thousand times as long comes out as the same."""
+    """UNSCALED: a gradient a thousand times as long has the same result."""
     if Trait.UNSCALED in compressor.traits:
         for case in CASES:
             long = [g * 1000 for g in case.gradients()]
-            one, two = (exchange(compressor, given).ends[0] for given in (case.gradients(), long))
-            require(torch.equal(one.mean, two.mean), f"{compressor}, {case}: its length shows")
+            one, two = (exchange(compressor, inputs).ends[0] for inputs in (case.gradients(), long))
+            require(
+                torch.equal(one.mean, two.mean),
+                f"{compressor}, {case}: the result depends on the length",
+            )
 
 
 def momentum_is_its_own(compressor: Compressor) -> None:
-    """MOMENTUM: what was once said goes on being said, after the gradient has become zero."""
+    """MOMENTUM: a gradient is still sent in rounds after the gradient has become zero."""
     if Trait.MOMENTUM not in compressor.traits:
         return
     values = Case((5, 6), torch.float64, 2).gradients()
     one = exchange(compressor, values)
     again = exchange(compressor, [torch.zeros_like(v) for v in values], states=one.states, round=1)
-    require(bool(again.ends[0].mean.any()), f"{compressor}: forgets the gradient before")
+    require(bool(again.ends[0].mean.any()), f"{compressor}: does not remember the gradient before")
 
 
 LAWS = (
     mean_of_what_was_sent_is_the_mean,
     what_i_said_outlives_the_wire,
+    what_was_sent_can_be_subtracted,
     all_workers_end_with_the_same_bits,
     what_comes_out_looks_like_what_went_in,
     strides_do_not_matter,

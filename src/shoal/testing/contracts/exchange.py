@@ -1,4 +1,4 @@
-"""One round of a compressor among n workers, watched: what was asked, and what came of it."""
+"""Run one round of a compressor among n workers, and record asks and results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 class Case(NamedTuple):
-    """What is agreed on, and by how many."""
+    """Shape and type of a value, and the number of workers."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     workers: int
 
     def gradients(self, seed: int = 0) -> list[Tensor]:
-        """One a worker, the same every time."""
+        """Return one gradient per worker, the same in every call."""
         chance = torch.Generator().manual_seed(1000 * seed + self.workers)
         draws = torch.randn(self.workers, *self.shape, generator=chance, dtype=torch.float64)
         return [draw.to(self.dtype) for draw in draws]
@@ -39,27 +39,27 @@ CASES = tuple(
 )
 
 
-class Round(NamedTuple):
-    """What a round gave each worker, and what it asked for."""
+class RecordedRound(NamedTuple):
+    """The results of a round, and the asks of each worker."""
 
     ends: list[Agreed]
     asks: list[list[Ask]]  # a worker's asks, in order
 
     @property
     def states(self) -> list[Any]:
-        """What each keeps for the next round."""
+        """Return each worker's state for the next round."""
         return [end.state for end in self.ends]
 
     @property
     def tolerance(self) -> float:
-        """What the coarsest type that travelled, or came out, rounds off in a sum of few."""
+        """Return the rounding error of a short sum in the coarsest type sent or returned."""
         types = {end.mean.dtype for end in self.ends}
         types |= {t.dtype for asks in self.asks for ask in asks for t in tensors(ask)}
         return 16 * max(torch.finfo(t).eps for t in types if t.is_floating_point)
 
 
 def tensors(ask: Ask) -> tuple[Tensor, ...]:
-    """What travels."""
+    """Return the tensors of an ask."""
     match ask:
         case Mean(tensor):
             return (tensor,)
@@ -70,7 +70,7 @@ def tensors(ask: Ask) -> tuple[Tensor, ...]:
 
 
 def starts(compressor: Compressor, gradients: Sequence[Tensor]) -> list[Any]:
-    """Every worker's state before the first round."""
+    """Return every worker's state before the first round."""
     return [compressor.init(Value(g, "weight")) for g in gradients]
 
 
@@ -81,15 +81,15 @@ def exchange(
     states: Sequence[Any] | None = None,
     round: int = 0,
     overwrites: bool = False,
-) -> Round:
-    """Run one round; with ``overwrites`` answers go where questions, and gradients, were."""
-    held = starts(compressor, gradients) if states is None else states
+) -> RecordedRound:
+    """Run one round; with ``overwrites`` the wire overwrites asks, and flows the gradients."""
+    before = starts(compressor, gradients) if states is None else states
     asks: list[list[Ask]] = [[] for _ in gradients]
     flows = [
         _watched(compressor.flow(_value(g, overwrites), state, round), seen, overwrites)
-        for g, state, seen in zip(gradients, held, asks, strict=True)
+        for g, state, seen in zip(gradients, before, asks, strict=True)
     ]
-    return Round(lockstep(flows), asks)
+    return RecordedRound(lockstep(flows), asks)
 
 
 def _value(gradient: Tensor, overwrites: bool) -> Value:
@@ -98,17 +98,17 @@ def _value(gradient: Tensor, overwrites: bool) -> Value:
 
 def rounds(
     compressor: Compressor, case: Case, count: int = 3, *, copies: bool = True
-) -> Iterator[tuple[list[Tensor], Round]]:
-    """Several rounds on, each with the gradients that went in; wires of both kinds in turn.
+) -> Iterator[tuple[list[Tensor], RecordedRound]]:
+    """Yield rounds and their gradients; every second wire overwrites asks.
 
-    With ``copies`` each round has a state of its own, so that those of all may be looked at later;
-    without, it is handed on, as in training.
+    With ``copies`` each round gets a copy of the states, so that all states can be compared later;
+    without, states are passed on, as in training.
     """
     states = starts(compressor, case.gradients())
     for round in range(count):
         gradients = case.gradients(round)
-        given = [g.clone() for g in gradients]
-        one = exchange(compressor, given, states=states, round=round, overwrites=round % 2 == 1)
+        inputs = [g.clone() for g in gradients]
+        one = exchange(compressor, inputs, states=states, round=round, overwrites=round % 2 == 1)
         states = copy.deepcopy(one.states) if copies else one.states
         yield gradients, one
 
@@ -116,9 +116,9 @@ def rounds(
 def _watched(flow: Flow, seen: list[Ask], overwrites: bool) -> Flow:
     def answer(ask: Ask) -> Generator[Ask, Any, Any]:
         seen.append(ask)
-        told = yield ask
+        reply = yield ask
         if overwrites and isinstance(ask, Mean):
-            return ask.tensor.copy_(told)
-        return told
+            return ask.tensor.copy_(reply)
+        return reply
 
     return through(flow, answer)

@@ -1,7 +1,7 @@
-"""Every product of every axis: which are legal, which differ in their numbers, which cover pairs.
+"""All combinations of techniques: which are legal, which compute the same, which cover all pairs.
 
-The promise of six independent axes is that any product either says why it cannot be, or trains.
-These functions make that promise testable without running what was run already under another name.
+Any combination of the six axes must either train, or be refused with a reason. These functions test
+that without running the same computation twice under different names.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shoal.errors import ConflictError
 from shoal.strategy import Strategy
 from shoal.testing.contracts.member import make, samples
 
-Answers = Mapping[str, Sequence[Any]]
+ByAxis = Mapping[str, Sequence[Any]]
 WORLDS = range(1, 9)
 
 
-def answers(*own: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Every sample of every member, by axis; members of one's own besides."""
+def samples_by_axis(*own: Callable[..., Any]) -> dict[str, list[Any]]:
+    """Return every sample of every member, by axis; with members of the caller's ``own``."""
     made = {axis: [make(t) for f in fs for t in samples(f)] for axis, fs in AXES.items()}
     kinds = {type(values[0]): axis for axis, values in made.items()}
     for function in own:
@@ -35,37 +35,39 @@ def answers(*own: Callable[..., Any]) -> dict[str, list[Any]]:
     return made
 
 
-def products(given: Answers) -> Iterator[dict[str, Any]]:
-    """One answer an axis, in every way."""
-    for row in itertools.product(*given.values()):
-        yield dict(zip(given, row, strict=True))
+def products(techniques: ByAxis) -> Iterator[dict[str, Any]]:
+    """Yield every combination of one technique per axis."""
+    for row in itertools.product(*techniques.values()):
+        yield dict(zip(techniques, row, strict=True))
 
 
 def legal(product: Mapping[str, Any]) -> Strategy | None:
-    """The strategy that a product makes, or None where it says why it cannot be."""
+    """Return the strategy of a combination, or None if it is refused with a reason."""
     try:
         return Strategy(**product)
     except ConflictError as error:
         if any(not (c.what and c.why and c.instead) for c in error.conflicts):
-            raise AssertionError(f"{product}: a conflict without reason or way out") from error
+            raise AssertionError(
+                f"{product}: a conflict without a reason or an alternative"
+            ) from error
         return None
 
 
-def facts(answer: Any) -> Hashable:
-    """All that rules may decide on: what an answer declares, not what it is called.
+def facts(technique: Any) -> Hashable:
+    """Return all that rules may decide on: what a technique declares, not its name.
 
-    Of a route: whether it is one, and which numbers of workers it refuses.
+    For a route: whether it is native, and which numbers of workers it refuses.
     """
-    if isinstance(answer, Collective):
-        return answer.is_native, tuple(bool(answer.refusal(world)) for world in WORLDS)
-    declared = (field.name for field in fields(answer) if field.compare and field.name != "name")
-    return tuple(getattr(answer, name) for name in declared)
+    if isinstance(technique, Collective):
+        return technique.is_native, tuple(bool(technique.refusal(world)) for world in WORLDS)
+    declared = (field.name for field in fields(technique) if field.compare and field.name != "name")
+    return tuple(getattr(technique, name) for name in declared)
 
 
-def kinds(given: Answers) -> list[list[list[Any]]]:
-    """The answers of each axis, those together of which rules know the same."""
+def kinds(techniques: ByAxis) -> list[list[list[Any]]]:
+    """Return the techniques of each axis, grouped by equal facts."""
     made = []
-    for values in given.values():
+    for values in techniques.values():
         alike: dict[Hashable, list[Any]] = {}
         for value in values:
             alike.setdefault(facts(value), []).append(value)
@@ -73,21 +75,21 @@ def kinds(given: Answers) -> list[list[list[Any]]]:
     return made
 
 
-def legal_products(given: Answers) -> list[tuple[Any, ...]]:
-    """Every legal row of answers: decided once for all rows of which rules know the same."""
-    found: list[tuple[Any, ...]] = []
-    for row in itertools.product(*kinds(given)):
-        if legal({axis: kind[0] for axis, kind in zip(given, row, strict=True)}) is not None:
-            found += itertools.product(*row)
-    return found
+def legal_products(techniques: ByAxis) -> list[tuple[Any, ...]]:
+    """Return every legal combination; those of equal facts are decided once."""
+    rows: list[tuple[Any, ...]] = []
+    for row in itertools.product(*kinds(techniques)):
+        if legal({axis: kind[0] for axis, kind in zip(techniques, row, strict=True)}) is not None:
+            rows += itertools.product(*row)
+    return rows
 
 
 def computation(s: Strategy) -> tuple[object, ...]:
-    """What the numbers of a strategy depend on; on as many workers, one key trains alike.
+    """Return what the result of a strategy depends on: equal keys train alike.
 
-    The route adds the same numbers up; the order of messages matters to who slices only, and
-    slicing only to compressors that look at more than one entry; whoever carries a mean of all,
-    the mean is the same; and inside a cut replica nothing changes what replicas agree on.
+    Every route computes the same sum. The order of messages matters only if tensors are cut, and
+    that only to compressors that look at more than one entry. A mean over all is the same on every
+    wire. Cuts inside a replica do not change what replicas agree on.
     """
     cut = s.scheduling.name if s.scheduling.slices else "whole"
     return (
@@ -101,10 +103,10 @@ def computation(s: Strategy) -> tuple[object, ...]:
 
 
 def cover(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
-    """Few rows in which every combination of ``strength`` entries of the rows still occurs.
+    """Return few rows that contain every combination of ``strength`` entries of all rows.
 
-    Greedy: the row with the most that is new comes next. What a row adds only ever shrinks, so a
-    heap of old promises finds it without looking at all rows again.
+    Greedy: the row with the most new combinations comes next. This number only ever shrinks, so a
+    heap of old numbers finds the best row without counting all of them again.
     """
     offers = [_combinations(row, strength) for row in rows]
     heap = [(-len(offer), index) for index, offer in enumerate(offers)]

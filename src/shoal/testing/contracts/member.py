@@ -1,4 +1,4 @@
-"""What every technique keeps to, whatever its axis: words, samples, and a name that reads back."""
+"""Laws of every technique, whatever its axis: docstring, samples, and a name that parses."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Law = Callable[[Any], None]
 
 
 def samples(function: Technique) -> tuple[str, ...]:
-    """What one may type for a technique: its ``Example:`` line, or its bare name.
+    """Return texts that a user may type for a technique: its ``Example:`` line, or its name.
 
     The line stands in the function's docstring: ``Example: ``topk(0.25)``, ``topk(1)``.`` A
     technique whose parameters all have defaults needs none.
     """
-    told = re.search(r"^Example:(.*?)(?:\n\s*\n|\Z)", inspect.getdoc(function) or "", re.S | re.M)
-    texts = tuple(re.findall(r"``(.+?)``", told[1])) if told else ()
+    line = re.search(r"^Example:(.*?)(?:\n\s*\n|\Z)", inspect.getdoc(function) or "", re.S | re.M)
+    texts = tuple(re.findall(r"``(.+?)``", line[1])) if line else ()
     if texts:
         return texts
     parameters = inspect.signature(function).parameters.values()
@@ -52,7 +52,7 @@ def samples(function: Technique) -> tuple[str, ...]:
 
 
 def make(text: str, *functions: Technique) -> Any:
-    """What a text means, with functions known besides Shoal's own."""
+    """Evaluate a text, with functions besides Shoal's own."""
     known = {**FUNCTIONS, **{f.__name__: f for f in functions}}
     return notation.call(text, known, "technique")
 
@@ -64,7 +64,7 @@ def check(value: Any) -> None:
 
 
 def laws_of(value: Any) -> tuple[Law, ...]:
-    """The laws that a value must keep to."""
+    """Return the laws of a value."""
     for kind, laws in LAWS.items():
         if isinstance(value, kind):
             return (it_is_a_frozen_value, *laws)
@@ -72,7 +72,7 @@ def laws_of(value: Any) -> tuple[Law, ...]:
 
 
 def check_member(function: Technique) -> None:
-    """Run every law on a technique: its words, and each of its samples."""
+    """Check every law of a technique: its docstring, and each of its samples."""
     name = function.__name__
     require(name.isidentifier() and name == name.lower(), f"{name} is not a lower-case name")
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
@@ -80,17 +80,20 @@ def check_member(function: Technique) -> None:
     module = inspect.getdoc(inspect.getmodule(function)) or ""
     require("References:" in module, f"{name}: its module's docstring names no References:")
     for text in samples(function):
-        require(re.match(rf"{name}\b", text) is not None, f"{name}: {text} is a sample of another")
+        require(
+            re.match(rf"{name}\b", text) is not None,
+            f"{name}: {text} is a sample of another technique",
+        )
         made = make(text, function)
         again = make(repr(made), function)
-        require(made == again, f"{name}: {text} shows itself as {made!r}, which reads {again!r}")
+        require(made == again, f"{name}: {text} prints as {made!r}, which parses as {again!r}")
         check(made)
 
 
 def it_is_a_frozen_value(value: Any) -> None:
-    """It cannot change, is equal to its copy, and serves as a key."""
+    """It cannot be changed, is equal to its copy, and can be a key of a dict."""
     require(value == copy.copy(value), f"{value!r} differs from its copy")
-    require(len({value, copy.copy(value)}) == 1, f"{value!r} is no key")
+    require(len({value, copy.copy(value)}) == 1, f"{value!r} cannot be a key")
     first = dataclasses.fields(value)[0].name
     try:
         setattr(value, first, getattr(value, first))

@@ -15,8 +15,8 @@ def degrees_multiply_to_the_ranks(partition: Partition) -> None:
     require(partition.ranks == ranks, f"{partition}: {partition.ranks} ranks, not {ranks}")
     require(partition.cuts == (ranks > 1), f"{partition}: cuts")
     for replicas in (1, 2, 5) if partition.data is None else (partition.data,):
-        found = partition.replicas(replicas * ranks)
-        require(found == replicas, f"{partition}: {found} replicas of {replicas * ranks} ranks")
+        result = partition.replicas(replicas * ranks)
+        require(result == replicas, f"{partition}: {result} replicas of {replicas * ranks} ranks")
 
 
 def ranks_that_do_not_fit_are_refused(partition: Partition) -> None:
@@ -28,8 +28,8 @@ def ranks_that_do_not_fit_are_refused(partition: Partition) -> None:
     try:
         partition.replicas(wrong)
     except UsageError as error:
-        told = str(error)
-        require(str(wrong) in told and str(each) in told, f"{partition}: {told!r} names no numbers")
+        text = str(error)
+        require(str(wrong) in text and str(each) in text, f"{partition}: {text!r} names no numbers")
         return
     raise AssertionError(f"{partition} takes {wrong} ranks")
 
@@ -41,7 +41,7 @@ def data_is_its_neutral_element(partition: Partition) -> None:
 
 
 def it_reads_back_as_it_is_written(partition: Partition) -> None:
-    """Products too, though no single function makes them."""
+    """This includes products, which no single function returns."""
     read = notation.call(repr(partition), FUNCTIONS, "technique")
     require(read == partition, f"{partition} reads back as {read}")
 

@@ -1,4 +1,4 @@
-"""How a law says that it does not hold; not ``assert``, which ``python -O`` leaves out."""
+"""Raise AssertionError if a law does not hold; ``assert`` is left out under ``python -O``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from shoal.flow import Agreed
 
 
-def require(holds: bool, *told: object) -> None:
-    """Raise unless the law holds; what is told is put together only then."""
+def require(holds: bool, *message: object) -> None:
+    """Raise unless the law holds; the parts of the message are joined only then."""
     if not holds:
-        raise AssertionError(" ".join(map(str, told)))
+        raise AssertionError(" ".join(map(str, message)))
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether two tensors agree, relative to the largest entry (and 1)."""
+    """Return whether two tensors agree, relative to the largest entry (and 1)."""
     if a.shape != b.shape:
         return False
     if a.numel() == 0:
@@ -26,11 +26,11 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two states are the same to the last bit: tensors, numbers, and what holds them."""
+    """Return whether two states are equal to the last bit: tensors, numbers and containers."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, Agreed) and isinstance(b, Agreed):
-        return same((a.mean, a.mine, a.state), (b.mean, b.mine, b.state))
+        return same((a.mean, a.mine.dense(), a.state), (b.mean, b.mine.dense(), b.state))
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):

@@ -1,4 +1,4 @@
-"""Laws of every schedule: all bytes go once, none before it exists, in an order all ranks share."""
+"""Laws of every schedule: all bytes are sent once, none before they exist, in one order."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Sequence
 from shoal.axes.scheduling import Layer, Schedule, Slice, Task
 from shoal.testing.contracts.require import require
 
-GRAIN = 16  # bytes: cuts fall between whole numbers of every type
+GRAIN = 16  # bytes: a cut never splits a number of any type
 
 
 def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
-    """Every law, for one list of layers."""
+    """Check every law for one list of layers."""
     tasks = schedule.plan(layers, cost)
-    told = f"{schedule} of {[layer.nbytes for layer in layers]} bytes:"
-    require(tasks == schedule.plan(layers, cost), f"{told} another order when asked twice")
+    label = f"{schedule} of {[layer.nbytes for layer in layers]} bytes:"
+    require(tasks == schedule.plan(layers, cost), f"{label} another order when asked twice")
     for phase in ("scatter", "gather") if schedule.scatters else ("reduce",):
-        _every_byte_goes_once([t for t in tasks if t.phase == phase], layers, f"{told} {phase}:")
-    _what_is_gathered_was_scattered(tasks, told)
+        _every_byte_goes_once([t for t in tasks if t.phase == phase], layers, f"{label} {phase}:")
+    _what_is_gathered_was_scattered(tasks, label)
     for task in tasks:
-        _nothing_goes_before_it_exists(schedule, task, told)
-        _arrives_in_time(schedule, task, told)
-        _is_one_range(task, layers, told)
+        _nothing_goes_before_it_exists(schedule, task, label)
+        _arrives_in_time(schedule, task, label)
+        _is_one_range(task, layers, label)
 
 
 def plans_of_few_layers(schedule: Schedule) -> None:
-    """Of none, of one, of empty ones, of one that dwarfs the others."""
+    """Plans of no layer, of one, of empty ones, and of one much larger than the others."""
     for sizes in ((), (0,), (16,), (0, 64, 0), (2**21, 16, 2**20), (48,) * 9):
         check_plan(schedule, [Layer(f"l{i}", n, 1e-3, 2e-3) for i, n in enumerate(sizes)])
 
 
 def plans_of_many_layers(schedule: Schedule) -> None:
-    """Of random sizes and times."""
+    """Plans of layers with random sizes and times."""
     chance = random.Random(0)
     for _ in range(12):
         count = chance.randrange(1, 20)
@@ -40,7 +40,7 @@ def plans_of_many_layers(schedule: Schedule) -> None:
 
 
 def cost(nbytes: int) -> float:
-    """Seconds of a message: 50 us and 1 GB/s."""
+    """Return the seconds of a message: 50 us and 1 GB/s."""
     return 5e-5 + nbytes * 1e-9
 
 
@@ -49,57 +49,57 @@ def _layer(chance: random.Random, index: int) -> Layer:
     return Layer(f"l{index}", nbytes, chance.random() * 1e-3, chance.random() * 2e-3)
 
 
-def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], told: str) -> None:
+def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], label: str) -> None:
     pieces = sorted(piece for task in tasks for piece in task.slices)
     at = dict.fromkeys(range(len(layers)), 0)
     for layer, start, stop in pieces:
-        require(layer in at, told, "there is no such layer as", layer)
-        require(start == at[layer] and start <= stop, told, "layer", layer, "at byte", start)
+        require(layer in at, label, "there is no such layer as", layer)
+        require(start == at[layer] and start <= stop, label, "layer", layer, "at byte", start)
         at[layer] = stop
     for index, (_, nbytes, *_) in enumerate(layers):
-        require(at[index] == nbytes, f"{told} layer {index} ends at byte {at[index]}")
-    gone = {piece.layer for piece in pieces}
-    require(gone == set(range(len(layers))), f"{told} layers without a task")
+        require(at[index] == nbytes, f"{label} layer {index} ends at byte {at[index]}")
+    sent = {piece.layer for piece in pieces}
+    require(sent == set(range(len(layers))), f"{label} layers without a task")
 
 
-def _what_is_gathered_was_scattered(tasks: Sequence[Task], told: str) -> None:
-    """As one message, before; and no phase is mixed with the undivided one."""
+def _what_is_gathered_was_scattered(tasks: Sequence[Task], label: str) -> None:
+    """A gather follows a scatter of the same slices, and no phase is mixed with whole sums."""
     scattered: set[tuple[Slice, ...]] = set()
     kinds = {task.phase == "reduce" for task in tasks}
-    require(len(kinds) < 2, told, "some sums are scattered, some are not")
+    require(len(kinds) < 2, label, "some sums are scattered, some are not")
     for task in tasks:
         if task.phase == "scatter":
             scattered.add(task.slices)
         elif task.phase == "gather":
-            require(task.slices in scattered, told, task, "gathers what was not scattered")
+            require(task.slices in scattered, label, task, "gathers what was not scattered")
 
 
-def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, told: str) -> None:
+def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, label: str) -> None:
     """Backward runs from the last layer to the first."""
     kind, layer = task.ready
-    require(kind == "backward", told, task, "does not wait for backward")
+    require(kind == "backward", label, task, "does not wait for backward")
     first = min(piece.layer for piece in task.slices)
-    require(layer <= first, told, task, "goes after backward of", layer)
-    require(schedule.overlaps or layer == 0, told, "goes during backward, but claims not to")
+    require(layer <= first, label, task, "goes after backward of", layer)
+    require(schedule.overlaps or layer == 0, label, "goes during backward, but claims not to")
 
 
-def _arrives_in_time(schedule: Schedule, task: Task, told: str) -> None:
+def _arrives_in_time(schedule: Schedule, task: Task, label: str) -> None:
     kind, layer = task.due
-    require(kind in ("update", "forward"), told, "is due at", task.due)
+    require(kind in ("update", "forward"), label, "is due at", task.due)
     if kind == "forward":
-        require(schedule.early, told, "is due at a forward, but claims not to be early")
+        require(schedule.early, label, "is due at a forward, but claims not to be early")
         first = min(piece.layer for piece in task.slices)
-        require(layer <= first, told, task, "arrives after its forward")
+        require(layer <= first, label, task, "arrives after its forward")
 
 
-def _is_one_range(task: Task, layers: Sequence[Layer], told: str) -> None:
-    """A message is one range of memory, where layers lie from the last to the first."""
+def _is_one_range(task: Task, layers: Sequence[Layer], label: str) -> None:
+    """A message is one range of memory, in which layers lie from the last to the first."""
     for piece in task.slices:
         whole = piece.stop - piece.start == layers[piece.layer].nbytes
-        require(whole or piece.start % GRAIN == 0, told, piece, "cuts a number in two")
+        require(whole or piece.start % GRAIN == 0, label, piece, "cuts a number in two")
     order = [piece.layer for piece in task.slices]
     downwards = list(range(order[0], order[0] - len(order), -1))
-    require(order == downwards, told, order, "are not neighbours in backward order")
+    require(order == downwards, label, order, "are not neighbours in backward order")
 
 
 def uncut_unless_it_says_so(schedule: Schedule) -> None:

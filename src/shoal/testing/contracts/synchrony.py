@@ -1,4 +1,4 @@
-"""Laws of every synchrony: how far apart workers get, and that someone may always go on."""
+"""Laws of every synchrony: a bound on staleness, and no deadlock."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from shoal.testing.contracts.require import require
 
 
 def its_numbers_make_sense(synchrony: Synchrony) -> None:
-    """A period is a whole number from 1 up; staleness is nothing, something, or unbounded."""
+    """A period is a whole number from 1 up; staleness is a number from 0 up, or inf."""
     period, staleness = synchrony.period, synchrony.staleness
     require(isinstance(period, int) and period >= 1, f"{synchrony}: period {period}")
     require(staleness >= 0 and not math.isnan(staleness), f"{synchrony}: staleness {staleness}")
 
 
 def waiting_and_freedom_are_the_ends_of_staleness(synchrony: Synchrony) -> None:
-    """Staleness 0 waits for all, inf for nobody, and nothing does both."""
+    """Staleness 0 waits for all, inf for none."""
     require(synchrony.waits == (synchrony.staleness == 0), f"{synchrony}: waits")
     require(synchrony.free == math.isinf(synchrony.staleness), f"{synchrony}: free")
 
 
 def nobody_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
-    """A step starts at most ``staleness`` clocks ahead of the slowest, and someone always may."""
+    """A step starts at most ``staleness`` clocks ahead of the slowest; some worker may always."""
     chance = random.Random(0)
     for workers in (1, 2, 5):
         clocks = Clocks(range(workers), synchrony.staleness)
         for _ in range(60):
             ready = [i for i in range(workers) if clocks.may_go(i)]
             require(bool(ready), f"{synchrony}: all {workers} workers wait for each other")
-            goes = chance.choice(ready)
-            ahead = clocks.at[goes] - min(clocks.at.values())
-            require(ahead <= synchrony.staleness, f"{synchrony}: worker {goes} is {ahead} ahead")
-            clocks.tick(goes)
+            worker = chance.choice(ready)
+            ahead = clocks.at[worker] - min(clocks.at.values())
+            require(ahead <= synchrony.staleness, f"{synchrony}: worker {worker} is {ahead} ahead")
+            clocks.tick(worker)
 
 
 LAWS = (

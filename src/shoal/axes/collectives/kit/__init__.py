@@ -1,1 +1,1 @@
-"""kit."""
+"""Helpers for routes: fold to a power of two, price, prove, and choose by size."""

@@ -1,7 +1,7 @@
-"""Fold a world down to a power of two, for routes in which ranks meet in pairs.
+"""Fold any number of ranks to a power of two, for routes in which ranks work in pairs.
 
-Ranks beyond the largest power of two hand their part to one below before the rounds, and are handed
-the sum after them: two more messages of the whole, and any number of workers will do.
+Ranks beyond the largest power of two send their message to a rank below before the rounds, and
+receive the sum after them: two more whole messages.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -16,12 +16,12 @@ from shoal.axes.collectives.collective import Copy, Round
 
 
 def power_below(world: int) -> int:
-    """The largest power of two that is not above ``world``."""
+    """Return the largest power of two that is at most ``world``."""
     return 1 << (world.bit_length() - 1)
 
 
 def folded(world: int, chunks: int, rounds: Callable[[int], Iterable[Round]]) -> Iterator[Round]:
-    """``rounds`` of a power of two, and a round before and after them for those left over."""
+    """Yield the rounds of a power of two, with one round before and after for the other ranks."""
     power = power_below(world)
     extra = [(rank, rank - power) for rank in range(power, world)]
     every = range(chunks)

@@ -1,6 +1,6 @@
-"""Prove a collective: run its copies on multisets of ranks in place of numbers.
+"""Prove a collective: run its copies on multisets of ranks instead of numbers.
 
-A chunk's content is how often each rank's contribution is in it. Numbers could come out right by
+The content of a chunk is how often each rank's contribution is in it. Numbers could be right by
 luck or by cancellation; multisets cannot.
 """
 
@@ -11,46 +11,46 @@ from collections import Counter
 from shoal.axes.collectives.collective import Collective, Copy, Round
 from shoal.errors import BadArgument
 
-Held = dict[tuple[int, int], "Counter[int]"]
+Contents = dict[tuple[int, int], "Counter[int]"]
 """(rank, chunk) -> how often each rank's contribution is in it."""
 
 
 def prove(collective: Collective, world: int) -> None:
     """Check that every rank ends with every rank's part exactly once in every chunk.
 
-    A native collective has no rounds, so there is nothing to prove.
+    A native collective has no rounds to prove.
 
     Raises:
-        BadArgument: names the rank, the chunk and the round that are wrong.
+        BadArgument: it names the wrong rank, chunk and round.
     """
     if collective.rounds is None:
         return
     call = f"prove({collective}, world={world})"
     chunks = collective.chunks(world)
-    held: Held = {(r, c): Counter([r]) for r in range(world) for c in range(chunks)}
+    contents: Contents = {(r, c): Counter([r]) for r in range(world) for c in range(chunks)}
     written: dict[tuple[int, int], int] = {}
     for number, copies in enumerate(collective.rounds(world)):
         _check(copies, world=world, chunks=chunks, where=f"{call}: round {number}")
-        held = _after(held, copies)
+        contents = _after(contents, copies)
         written.update({(copy.target, copy.chunk): number for copy in copies})
-    for (rank, chunk), parts in held.items():
+    for (rank, chunk), parts in contents.items():
         if wrong := _wrong(parts, world):
             last = written.get((rank, chunk))
             when = "never written" if last is None else f"last written in round {last}"
             raise BadArgument(call, f"rank {rank} chunk {chunk} ({when}) {wrong}")
 
 
-def _after(held: Held, copies: Round) -> Held:
-    """What is held after a round; every copy reads what was held before it."""
-    after = dict(held)
+def _after(contents: Contents, copies: Round) -> Contents:
+    """Return the contents after a round; every copy reads the contents before it."""
+    after = dict(contents)
     for source, target, chunk, add in copies:
-        kept = after[target, chunk] if add else Counter[int]()
-        after[target, chunk] = kept + held[source, chunk]
+        own = after[target, chunk] if add else Counter[int]()
+        after[target, chunk] = own + contents[source, chunk]
     return after
 
 
 def _check(copies: Round, *, world: int, chunks: int, where: str) -> None:
-    """Raise on a copy from or to nobody, and on two copies of which only the order would decide."""
+    """Raise on a copy outside the world, and on two copies whose order would matter."""
     into: dict[tuple[int, int], Copy] = {}
     for copy in copies:
         source, target, chunk, add = copy
@@ -61,16 +61,16 @@ def _check(copies: Round, *, world: int, chunks: int, where: str) -> None:
         other = into.setdefault((target, chunk), copy)
         if other is not copy and not (add and other.add):
             raise BadArgument(
-                where, f"{other} and {copy} write rank {target} chunk {chunk} at once"
+                where, f"{other} and {copy} write rank {target} chunk {chunk} at the same time"
             )
 
 
 def _wrong(parts: Counter[int], world: int) -> str:
     lacking = [rank for rank in range(world) if parts[rank] == 0]
     double = [rank for rank in range(world) if parts[rank] > 1]
-    said = []
+    reasons = []
     if lacking:
-        said.append(f"lacks the part of rank {', '.join(map(str, lacking))}")
+        reasons.append(f"lacks the part of rank {', '.join(map(str, lacking))}")
     if double:
-        said.append(f"has more than once the part of rank {', '.join(map(str, double))}")
-    return " and ".join(said)
+        reasons.append(f"has more than once the part of rank {', '.join(map(str, double))}")
+    return " and ".join(reasons)

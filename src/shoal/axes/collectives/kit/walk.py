@@ -1,8 +1,8 @@
-"""Walk a route's rounds and add up what they take.
+"""Price a route: walk its rounds and add up their seconds.
 
-Rounds follow one another. In a round each rank sends and receives at once (full duplex), but its
-own messages one after the other; all chunks from one rank to another are one message. A round lasts
-as long as its busiest rank.
+Rounds follow one another. In a round each rank sends and receives at the same time (full duplex),
+but sends its messages one after the other; all chunks from one rank to another are one message. A
+round lasts as long as its busiest rank.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from shoal.axes.collectives.collective import Cost, Round
 
 
 def walk(rounds: Iterable[Round], chunk_nbytes: float, cost: Cost) -> float:
-    """Seconds that these rounds take.
+    """Return the seconds that these rounds take.
 
     Args:
-        rounds: who copies what to whom.
-        chunk_nbytes: of one chunk.
-        cost: of a message between two ranks, by its bytes.
+        rounds: of the route.
+        chunk_nbytes: bytes of one chunk.
+        cost: nbytes -> seconds of a message between two ranks.
     """
     return sum((_round_seconds(copies, chunk_nbytes, cost) for copies in rounds), 0.0)
 

@@ -1,1 +1,1 @@
-"""kit."""
+"""Helpers that several compressors share; a compressor itself is a file in the folder above."""

@@ -1,10 +1,17 @@
-"""Codes of a few bits, really packed: eight codes of one bit are one byte on the wire.
+"""Pack codes of a few bits: eight codes of one bit become one byte of the message.
 
-A code starts and ends as a byte of its own, which is what torch computes with. Between, codes of
-1, 2 or 4 bits stand side by side in a byte, the first one lowest; other widths are put together
-from these (6 bits: all low fours, then all high twos). Torch has no operation that packs, but one
-multiplication of a word of several codes by a sum of powers of two shifts each to its own place:
-so that a pass over the codes is a pass over words. Words are taken as little-endian.
+Unpacked, each code is one byte. Packed, codes of 1, 2 or 4 bits stand side by side in a byte, the
+first one lowest. Other widths are sums of these: 6 bits are all low 4 bits, then all high 2 bits.
+
+Torch has no operation that packs. But a word of several unpacked codes, multiplied by a sum of
+powers of two, has all codes in its highest byte. With two codes of 4 bits, a and b:
+
+    word         0000bbbb 0000aaaa
+    word << 8    0000aaaa 00000000
+    word << 4    bbbb0000 aaaa0000
+    the sum      bbbbaaaa ........
+
+Words are little-endian.
 """
 
 from __future__ import annotations
@@ -16,18 +23,18 @@ from torch import Tensor
 
 from shoal.axes.compression.kit.blocks import pieces
 
-WORDS = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # by width: as many codes as fill a byte
+WORDS = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # by width: the codes of one packed byte
 WIDEST = 8
-CODES_AT_ONCE = 2**19  # in many small pieces the calls cost more than the work
+CODES_AT_ONCE = 2**19  # smaller pieces would spend more time in calls than in work
 
 
 def nbytes(count: int, width: int) -> int:
-    """Bytes that so many codes of so many bits take."""
+    """Return the bytes that ``count`` codes of ``width`` bits take."""
     return sum(-(-count * single // 8) for single in _singles(width))
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
-    """Put codes (n,), bytes below ``2 ** width``, into ``width`` bits each; (nbytes,) uint8."""
+    """Pack codes (n,), bytes below ``2 ** width``, into ``width`` bits each; (nbytes,) uint8."""
     raw = codes.view(torch.uint8)  # of bool and int8 too
     if width == WIDEST:
         return raw
@@ -46,7 +53,7 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 
 def unpack(packed: Tensor, width: int, count: int) -> Tensor:
-    """The ``count`` codes that were packed, a byte each; (count,) uint8."""
+    """Return the ``count`` codes that were packed, a byte each; (count,) uint8."""
     if width in (1, 2, 4):
         return _unpack(packed, width)[:count]
     if width == WIDEST:
@@ -61,18 +68,18 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
 
 
 def _singles(width: int) -> tuple[int, ...]:
-    """Widths of 4, 2 and 1 that make up another: the binary digits of it."""
+    """Return the widths of 4, 2 and 1 bits that add up to a width: its binary digits."""
     return (WIDEST,) if width == WIDEST else tuple(w for w in (4, 2, 1) if width & w)
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
-    """Packed, each byte in a word of its own."""
+    """Pack codes of 1, 2 or 4 bits; each packed byte is returned in a word of its own."""
     each = 8 // width
     if gap := -codes.numel() % each:
         codes = torch.cat([codes, codes.new_zeros(gap)])
     words = (codes.clone() if codes.storage_offset() % each else codes).view(WORDS[width])
     top = 8 * (each - 1)
-    # Code i stands at bit 8 i and is wanted at bit top + width i. No two products overlap.
+    # Code i stands at bit 8 i and belongs at bit top + width i. No two products overlap.
     shifts = sum(1 << (top - (8 - width) * i) for i in range(each))
     return (words * shifts) >> top
 
@@ -84,7 +91,7 @@ def _unpack(packed: Tensor, width: int) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _table(width: int, device: torch.device) -> Tensor:
-    """For each byte, its codes as one word."""
+    """Return for each packed byte its codes as one word."""
     shifts = torch.arange(0, 8, width, device=device)
     codes: Tensor = (torch.arange(256, device=device).unsqueeze(1) >> shifts) & (2**width - 1)
     return codes.to(torch.uint8).view(WORDS[width]).squeeze(1)

@@ -1,4 +1,4 @@
-"""Long tensors, a piece at a time: what a piece takes in between stays in the processor's cache."""
+"""Process long tensors piece by piece, so that temporary results stay in the processor's cache."""
 
 from __future__ import annotations
 
@@ -12,38 +12,46 @@ PIECE = 65536  # numbers: 256 KiB as float32, half of a common second-level cach
 
 
 def pieces(count: int, block: int = 1, *, size: int = PIECE) -> Iterator[slice]:
-    """Slices of so many numbers, in order; each but the last holds whole blocks."""
+    """Yield slices of ``count`` numbers in order; each except the last holds whole blocks."""
     size = max(1, size // block) * block
     for start in range(0, count, size):
         yield slice(start, min(count, start + size))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type to compute in: single precision at least."""
+    """Return the type to compute in: at least single precision."""
     return dtype if dtype == torch.float64 else torch.float32
 
 
 def blocks(piece: Tensor, block: int) -> Tensor:
-    """A flat piece as (blocks, block), in a type to compute in; zeros fill up the last one."""
+    """Return a flat piece as (blocks, block), in a type to compute in; zeros fill the last one."""
     if gap := -piece.numel() % block:
         piece = pad(piece, (0, gap))
     return piece.view(-1, block).to(wide(piece.dtype))
 
 
 def of_blocks(piece: slice, block: int) -> slice:
-    """Which blocks a piece is made of."""
+    """Return the numbers of the blocks that a piece consists of."""
     return slice(piece.start // block, -(-piece.stop // block))
 
 
 def factor(scale: Tensor, levels: int) -> Tensor:
-    """What takes ``scale`` to ``levels``; finite even for no scale, so that zero stays zero."""
+    """Return ``levels / scale``, but finite for a scale of 0, so that zero stays zero."""
     return (levels / scale).clamp_(max=torch.finfo(scale.dtype).max)
+
+
+def abs_max(flat: Tensor) -> Tensor:
+    """Return the largest magnitude, (1,), in one pass; NaN if there is one."""
+    if flat.numel() == 0:
+        return flat.new_zeros(1)
+    low, high = torch.aminmax(flat)
+    return torch.maximum(-low, high).view(1)
 
 
 def add_pieces(
     into: Tensor, weight: float, decode: Callable[[slice], Tensor], *, block: int = 1
 ) -> None:
-    """Add to ``into`` what ``decode`` says of each piece of it, taken flat, times ``weight``."""
+    """Add ``weight * decode(piece)`` to each piece of ``into``, taken as flat."""
     whole = into.is_contiguous()
     flat = into.view(-1) if whole else into.new_zeros(into.numel())
     for piece in pieces(flat.numel(), block):

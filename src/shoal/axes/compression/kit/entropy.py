@@ -1,11 +1,9 @@
-"""Prefix codes of bytes: frequent ones get few bits, and whoever knows the lengths can decode.
+"""Prefix codes of bytes: frequent bytes get short codewords.
 
-A code is told by its lengths alone (256 of them, 0 for a byte that does not occur): codewords are
-given out in the order of length, then of byte. Nothing loops over the numbers. Writing is a sum of
-shifted codewords; reading cuts the text into chunks whose bits are told, and reads a byte of each
-chunk at a time.
-
-How many bits each byte gets: codes for bytes that occur more often and less often.
+A canonical code is defined by the lengths of its codewords alone (256 of them, 0 for a byte that
+does not occur): codewords are assigned in the order of length, then of byte. No Python loop runs
+over the numbers. Encoding adds up shifted codewords. For decoding, the text is cut into chunks
+whose lengths in bits are sent, too; each step decodes one byte of every chunk.
 
 References:
     Huffman, `A method for the construction of minimum-redundancy codes
@@ -21,20 +19,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 512  # bytes of text; as many steps does reading take
-LONGEST = 16  # bits of a codeword: with 7 bits before it, it lies within three bytes
+CHUNK = 512  # bytes of text: decoding takes as many steps
+LONGEST = 16  # bits of a codeword: with 7 bits before it, it fits into three bytes
 
 
 class Coded(NamedTuple):
-    """A text of bytes in a prefix code."""
+    """Bytes encoded in a prefix code."""
 
     lengths: Tensor  # (256,) uint8: bits of each byte's codeword
     spans: Tensor  # (chunks,) int16: bits of each chunk
-    stream: Tensor  # (nbytes,) uint8: all codewords, the first bit highest
+    stream: Tensor  # (nbytes,) uint8: all codewords, the first bit is the highest
 
 
 def encode(text: Tensor, lengths: Tensor) -> Coded:
-    """Write bytes (n,) in the code of these lengths."""
+    """Encode bytes (n,) in the code of these lengths."""
     wide = lengths.to(torch.int32)
     index = text.to(torch.int32)
     bits = wide.index_select(0, index)  # (n,)
@@ -45,7 +43,7 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
     words <<= 24 - (starts & 7).to(torch.int32) - bits  # from the first bit of three bytes
     first = starts >> 3
     stream = torch.zeros(-(-total // 8) + 2, dtype=torch.int32, device=text.device)
-    for place, shift in enumerate((16, 8, 0)):  # no two codewords share a bit: a sum is an or
+    for place, shift in enumerate((16, 8, 0)):  # codewords share no bit, so a sum works like an or
         stream.index_add_(0, first + place, (words >> shift) & 255)
     last = ends[CHUNK - 1 :: CHUNK]
     last = torch.cat([last, ends[-1:]]) if len(text) % CHUNK else last
@@ -54,7 +52,7 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
 
 
 def decode(coded: Coded, count: int) -> Tensor:
-    """Read ``count`` bytes back; what follows the stream does not matter."""
+    """Decode ``count`` bytes; padding after the stream is ignored."""
     lengths, spans, stream = coded
     if count == 0:
         return stream.new_zeros(0)
@@ -69,14 +67,14 @@ def decode(coded: Coded, count: int) -> Tensor:
     for row in text:
         ahead = threes.index_select(0, (at >> 3).clamp_(max=len(threes) - 1))
         ahead >>= 24 - width - (at & 7).to(torch.int32)
-        found = table.index_select(0, ahead & (2**width - 1))
-        row.copy_(found & 255)
-        at += found >> 8
+        entry = table.index_select(0, ahead & (2**width - 1))
+        row.copy_(entry & 255)
+        at += entry >> 8
     return text.T.reshape(-1)[:count]
 
 
 def _book(lengths: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Bytes in the order of their codewords, where each starts if all had ``width`` bits."""
+    """Return bytes by codeword, each codeword filled up to ``width`` bits, and that width."""
     width = int(lengths.max())
     order = torch.argsort(lengths, stable=True)
     order = order[lengths[order] > 0]
@@ -85,7 +83,7 @@ def _book(lengths: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def _words(lengths: Tensor) -> Tensor:
-    """Each byte's codeword, (256,) int32."""
+    """Return each byte's codeword, (256,) int32."""
     order, starts, width = _book(lengths)
     words = torch.zeros(256, dtype=torch.int32, device=lengths.device)
     words[order] = (starts >> (width - lengths[order].to(torch.int64))).to(torch.int32)
@@ -93,35 +91,36 @@ def _words(lengths: Tensor) -> Tensor:
 
 
 def counts(text: Tensor) -> Tensor:
-    """How often each byte occurs; (256,)."""
+    """Return how often each byte occurs; (256,)."""
     return torch.bincount(text, minlength=256)
 
 
 def huffman(often: Tensor) -> Tensor:
-    """Lengths of the shortest code for bytes that occur so often; none over ``LONGEST``."""
-    left = {byte: count for byte, count in enumerate(often.tolist()) if count}
+    """Return the codeword lengths of a Huffman code for these counts; at most ``LONGEST``."""
+    frequency = {byte: count for byte, count in enumerate(often.tolist()) if count}
     while True:
-        bits = _depths(left)
+        bits = _depths(frequency)
         if max(bits.values(), default=0) <= LONGEST:
             break
-        left = {byte: (count + 1) // 2 for byte, count in left.items()}  # flatter, so not as deep
+        frequency = {b: (n + 1) // 2 for b, n in frequency.items()}  # flatter: a shallower tree
     return _lengths(bits, often)
 
 
 def elias(often: Tensor) -> Tensor:
-    """Lengths of Elias' gamma code of each byte's rank: 1 bit for the most frequent, then 3, 5."""
-    found = often.tolist()
-    ranked = sorted((b for b in range(256) if found[b]), key=lambda b: (-found[b], b))
+    """Return the lengths of Elias' gamma code of each byte's rank: 1, 3, 3, 5, ... bits."""
+    frequency = often.tolist()
+    ranked = sorted((b for b in range(256) if frequency[b]), key=lambda b: (-frequency[b], b))
     bits = {byte: 2 * rank.bit_length() - 1 for rank, byte in enumerate(ranked, start=1)}
     return _lengths({byte: min(n, LONGEST) for byte, n in bits.items()}, often)
 
 
-def _depths(left: dict[int, int]) -> dict[int, int]:
-    """How deep each byte lies in Huffman's tree; deterministic where counts are equal."""
-    if len(left) == 1:
-        return dict.fromkeys(left, 1)
-    depths = dict.fromkeys(left, 0)
-    heap: list[tuple[int, int, tuple[int, ...]]] = [(n, byte, (byte,)) for byte, n in left.items()]
+def _depths(frequency: dict[int, int]) -> dict[int, int]:
+    """Return each byte's depth in Huffman's tree; deterministic where counts are equal."""
+    if len(frequency) == 1:
+        return dict.fromkeys(frequency, 1)
+    depths = dict.fromkeys(frequency, 0)
+    heap: list[tuple[int, int, tuple[int, ...]]]
+    heap = [(count, byte, (byte,)) for byte, count in frequency.items()]
     heapq.heapify(heap)
     while len(heap) > 1:
         (one, byte, few), (other, _, more) = heapq.heappop(heap), heapq.heappop(heap)

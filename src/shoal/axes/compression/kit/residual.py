@@ -1,4 +1,12 @@
-"""What is kept from round to round, and memory for it that is taken once."""
+"""Residuals: what a compressor keeps from round to round, in memory that is allocated once.
+
+A compressor must not change the state that it receives, for a step that is skipped goes back to it.
+So a residual has two buffers, used in turns: each round reads one and writes the other one.
+
+    round 0: reads A, writes B        round 1: reads B, writes A        round 2: reads A, ...
+
+New memory every round would take longer than the sum itself: the system maps it page by page.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +14,24 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_spares = WeakTensorKeyDictionary()
-"""A state's tensor -> the one of the round before, which is free once this one is gone on from."""
-
-
-def plus(tensor: Tensor, residual: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The tensor and a share of the residual, added up; shaped, and as one row.
-
-    New memory every round would cost more than the sum, for the system hands it out page by page:
-    see :func:`next_to`.
-    """
-    wanted = torch.add(tensor, residual, alpha=share, out=next_to(residual, tensor))
-    return wanted, wanted.view(-1)
-
-
-def next_to(state: Tensor, like: Tensor) -> Tensor:
-    """Memory for what comes after a state: that of the one before it, which nobody needs."""
-    made: Tensor | None = _spares.pop(state, None)  # type: ignore[no-untyped-call]
-    if made is None or made.shape != like.shape or made.dtype != like.dtype:
-        made = torch.empty_like(like, memory_format=torch.contiguous_format)
-    _spares[made] = state
-    return made
+_previous = WeakTensorKeyDictionary()
+"""A residual -> the residual of the round before it, whose memory the next round overwrites."""
 
 
 def zeros(tensor: Tensor) -> Tensor:
-    """A residual before the first round."""
+    """Return a residual for the first round: zeros, contiguous."""
     return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+
+
+def add_residual(tensor: Tensor, residual: Tensor, share: float = 1.0) -> Tensor:
+    """Return ``tensor + share * residual``, contiguous, in the residual's other buffer."""
+    return torch.add(tensor, residual, alpha=share, out=other_buffer(residual, tensor))
+
+
+def other_buffer(state: Tensor, like: Tensor) -> Tensor:
+    """Return contiguous memory for the successor of ``state``: that of its predecessor, if any."""
+    buffer: Tensor | None = _previous.pop(state, None)  # type: ignore[no-untyped-call]
+    if buffer is None or buffer.shape != like.shape or buffer.dtype != like.dtype:
+        buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+    _previous[buffer] = state
+    return buffer

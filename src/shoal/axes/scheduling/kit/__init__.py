@@ -1,1 +1,1 @@
-"""kit."""
+"""Helpers for schedules: group layers into messages, and compute the seconds of a plan."""

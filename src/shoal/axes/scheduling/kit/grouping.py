@@ -1,4 +1,4 @@
-"""How layers become messages: fused, cut, or both; from the last layer to the first."""
+"""Group layers into messages: fused, cut, or both; from the last layer to the first."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from shoal.axes.scheduling.schedule import Event, Layer, Slice, Task
 
-GRAIN = 16  # bytes: cuts fall between whole numbers of every type
-SPARE = 16  # a message may be longer by one part in so many
+GRAIN = 16  # bytes: a cut never splits a number of any type
+SPARE = 16  # a message may be longer by 1/16
 
 
 def whole(layers: Sequence[Layer], index: int) -> Slice:
-    """All of a layer."""
+    """Return the slice of a whole layer."""
     return Slice(index, 0, layers[index].nbytes)
 
 
 def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
-    """Slices of one layer; a layer without bytes is one empty slice."""
+    """Yield the slices of one layer; a layer of zero bytes is one empty slice."""
     nbytes = layers[index].nbytes
     size = max(GRAIN, size - size % GRAIN)
     for start in range(0, max(nbytes, 1), size):
@@ -24,7 +24,7 @@ def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
 
 
 def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Group layers from the last to the first; what would overflow a group begins another."""
+    """Group layers from the last to the first; a layer that does not fit starts a new group."""
     group: list[int] = []
     size = 0
     for index in reversed(range(len(layers))):
@@ -39,16 +39,16 @@ def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
 
 
 def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
-    """Whole layers, sent when the earliest of them is done, needed by the update."""
+    """Return a message of whole layers, ready after the last backward, due at the update."""
     slices = tuple(whole(layers, index) for index in group)
     return Task(slices, "reduce", Event("backward", min(group)), Event("update"))
 
 
 def blocks(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
-    """Messages of about ``size`` bytes, from the last layer to the first.
+    """Yield messages of about ``size`` bytes, from the last layer to the first.
 
-    Small neighbours are fused, up to ``size`` and a sixteenth: a bias beside a matrix of just
-    ``size`` bytes would cost a message of its own. A layer that is larger is cut, on its own.
+    Small layers are fused, up to ``17/16 size``: otherwise a bias beside a matrix of just ``size``
+    bytes would be a message of its own. A larger layer is cut.
     """
     most = size + size // SPARE
     for group in fill(layers, most):
@@ -59,9 +59,9 @@ def blocks(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
 
 
 def fuse(layers: Sequence[Layer], first: int, limit: int) -> Iterator[tuple[int, ...]]:
-    """Group layers from the last to the first; from ``limit`` bytes on, a group is full.
+    """Group layers from the last to the first; a group is full from ``limit`` bytes on.
 
-    The very first group closes at ``first`` bytes already, so that the link starts early.
+    The very first group is full from ``first`` bytes on, so that the link starts early.
     """
     group: list[int] = []
     size, closes = 0, min(first, limit)

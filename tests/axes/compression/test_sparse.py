@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.axes.compression.kit.select import SAMPLE, largest
+from shoal.axes.compression import error_feedback, topk
+from shoal.axes.compression.kit.select import SAMPLE, top_k
 from shoal.axes.compression.kit.sparse import code_nbytes, decode, encode
+from shoal.testing.contracts.exchange import exchange
 
 LARGE = 5 * SAMPLE + 3
 
@@ -51,7 +53,7 @@ def test_full_blocks_are_counted() -> None:
 def test_the_largest_are_found_exactly(numel: int, dtype: torch.dtype) -> None:
     row = drawn(numel).to(dtype)
     for k in (1, numel // 100, numel // 17, numel // 2, numel):
-        where = largest(row, k)
+        where = top_k(row, k)[0]
         assert where.numel() == k
         assert bool((where[1:] > where[:-1]).all())
         expected = row.abs().topk(k).values.sort().values
@@ -62,20 +64,23 @@ def test_the_largest_are_found_exactly(numel: int, dtype: torch.dtype) -> None:
 def test_pieces_do_not_matter(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.axes.compression.kit.select.PIECE", piece)
     row = drawn(LARGE)
-    assert torch.equal(largest(row, 700), row.abs().topk(700).indices.sort().values)
+    assert torch.equal(top_k(row, 700)[0], row.abs().topk(700).indices.sort().values)
 
 
 def test_rows_unlike_their_sample_are_no_trap() -> None:
     few = torch.zeros(LARGE)
     few[[3, 70_001]] = torch.tensor([1.0, -2.0])
-    assert {3, 70_001} <= set(largest(few, 50).tolist())
+    assert {3, 70_001} <= set(top_k(few, 50)[0].tolist())
     sampled = drawn(LARGE) / 100
     sampled[:: LARGE // SAMPLE | 1] += 10  # what is sampled is larger than all else
-    assert torch.equal(largest(sampled, 4000), sampled.abs().topk(4000).indices.sort().values)
-    assert largest(torch.ones(LARGE), 40).numel() == 40
+    assert torch.equal(top_k(sampled, 4000)[0], sampled.abs().topk(4000).indices.sort().values)
+    assert top_k(torch.ones(LARGE), 40)[0].numel() == 40
 
 
 def test_a_nan_is_sent_and_not_kept() -> None:
     row = drawn(LARGE)
     row[77] = float("nan")
-    assert 77 in largest(row, 5)
+    assert 77 in top_k(row, 5)[0]
+    end = exchange(error_feedback(topk(0.01)), [row]).ends[0]
+    assert end.mean.isnan().sum() == 1
+    assert end.state[0].isfinite().all()
