@@ -28,7 +28,7 @@ from shoal.wire.collective import CollectiveWire, Route
 from shoal.wire.neighbours import NeighbourWire
 from shoal.wire.null import NullWire
 from shoal.wire.probe import blank, in_a_row, probe, race
-from shoal.wire.queued import GroupLinks, Path, QueuedRoute, QueuedWire
+from shoal.wire.queued import GroupLinks, QueuedRoute, QueuedWire, RoutePlan
 from shoal.wire.route import Halves, legs, run_legs
 from shoal.wire.wire import Wire
 
@@ -76,10 +76,10 @@ def collective(strategy: Strategy, index: ReplicaIndex, group: dist.ProcessGroup
         return NeighbourWire(group, row)
     if strategy.scheduling.queues:
         if _reaches_hosts(group):
-            hops = QueuedRoute(
+            queues = QueuedRoute(
                 GroupLinks(group, _tag(group)), paths(strategy.collectives, index, group)
             )
-            return QueuedWire(group, weighted=weighted(strategy), hops=hops)
+            return QueuedWire(group, weighted=weighted(strategy), queues=queues)
         _log.warning(
             "%s: %s sends in one order only, so no message overtakes another",
             strategy.scheduling,
@@ -117,19 +117,23 @@ def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route |
         return RouteTuner(collective, index, group)
     if collective.rounds is None:
         return None
-    mine = legs(collective.rounds(index.workers), index.worker)
-    return partial(run_legs, mine=mine, chunks=collective.chunks(index.workers), group=group)
+    own_legs = legs(collective.rounds(index.workers), index.worker)
+    return partial(
+        run_legs, own_legs=own_legs, chunks=collective.chunks(index.workers), group=group
+    )
 
 
-def paths(collective: Collective, index: ReplicaIndex, group: Group) -> Callable[[Tensor], Path]:
+def paths(
+    collective: Collective, index: ReplicaIndex, group: Group
+) -> Callable[[Tensor], RoutePlan]:
     """Which legs sum a flat tensor by this route; a tree's where it has no hops of its own."""
     if collective.choose is None:
         path = _path(_with_hops(collective), index)
         return lambda tensor: path
     choice = RouteTuner(_among_hops(collective), index, group)
-    laid: dict[Collective, Path] = {}
+    laid: dict[Collective, RoutePlan] = {}
 
-    def chosen(tensor: Tensor) -> Path:
+    def chosen(tensor: Tensor) -> RoutePlan:
         route = _with_hops(choice.collective(tensor))
         if route not in laid:
             laid[route] = _path(route, index)
@@ -154,9 +158,9 @@ def _with_hops(collective: Collective) -> Collective:
     return tree() if collective.is_native else collective
 
 
-def _path(collective: Collective, index: ReplicaIndex) -> Path:
+def _path(collective: Collective, index: ReplicaIndex) -> RoutePlan:
     rounds = collective.rounds(index.workers) if collective.rounds is not None else ()
-    return Path(legs(rounds, index.worker), collective.chunks(index.workers))
+    return RoutePlan(legs(rounds, index.worker), collective.chunks(index.workers))
 
 
 class RouteTuner:
