@@ -113,7 +113,7 @@ def cut(batch: Any, rows: int, span: SampleRange) -> Any:
 def _inner(node: Any, rows: int, span: SampleRange) -> Any:
     """Split a node inside a batch: there, a list of length ``rows`` has one entry a sample."""
     plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
-    if plain and len(node) == rows and not _fits(node, rows):
+    if plain and len(node) == rows and set(_counts(node)) != {rows}:  # else it is a list of columns
         return node[span.start : span.stop]
     return _outer(node, rows, span)
 
@@ -213,12 +213,6 @@ def _declared_count(node: Any) -> int | None:
         return len(node)
     except TypeError:
         return None
-
-
-def _fits(node: Any, rows: int) -> bool:
-    """Whether every leaf has one entry for each sample, so that the node is a list of columns."""
-    counts = list(_counts(node))
-    return bool(counts) and all(value == rows for value in counts)
 
 
 def _open(node: Any) -> tuple[list[Any], Rebuild] | None:

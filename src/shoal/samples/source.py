@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -39,18 +39,7 @@ class LocalBatch(NamedTuple):
     total: int
 
 
-class Source(Protocol):
-    """A dataset that can be read from any position of any epoch."""
-
-    @property
-    def length(self) -> int:
-        """Samples of an epoch, or `UNKNOWN`."""
-
-    def batches(self, epoch: int, start: int) -> Iterator[LocalBatch]:
-        """Yield this worker's batches of one epoch from a position on."""
-
-
-def source(dataset: Any, plan: BatchSlice) -> Source:
+def source(dataset: Any, plan: BatchSlice) -> IndexedSource | StreamSource:
     """Return the source that reads ``dataset``: by index if it has a length, else as a stream."""
     if isinstance(dataset, DataLoader):
         raise UsageError("a DataLoader is not a dataset: pass its .dataset, and let Shoal batch it")
@@ -75,7 +64,7 @@ class IndexedSource:
         self._dataset, self._plan = dataset, plan
 
     def batches(self, epoch: int, start: int) -> Iterator[LocalBatch]:
-        """Read this worker's samples; refuse a dataset whose length has changed."""
+        """Yield this worker's batches of one epoch from position ``start`` on."""
         _set_epoch(self._dataset, epoch)
         if len(self._dataset) != self.length:
             raise UsageError(
@@ -123,7 +112,7 @@ class StreamSource:
         self._dataset, self._plan, self._opened = dataset, plan, False
 
     def batches(self, epoch: int, start: int) -> Iterator[LocalBatch]:
-        """Skip to ``start``, then yield the part of each global batch; refuse an empty epoch."""
+        """Yield this worker's batches of one epoch from position ``start`` on."""
         if self._once and self._opened:
             raise UsageError(
                 f"a {type(self._dataset).__name__} can be read only once and has been begun: pass"

@@ -84,7 +84,8 @@ class Channel:
                 self._socket.sendall(MAGIC + struct.pack(">I", len(header)) + header)
                 for tensor in flat:
                     if nbytes := tensor.numel() * tensor.element_size():
-                        self._socket.sendall(_bytes_of(tensor, nbytes))
+                        raw = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+                        self._socket.sendall(raw)
         except OSError as error:
             raise self._fault(error, "read nothing") from error
 
@@ -110,7 +111,15 @@ class Channel:
         (length,) = struct.unpack(">I", start[4:])
         if length > max_bytes:
             raise PeerLost(f"{self.peer} sent a header of {length} bytes: refused")
-        return _parse_header(bytes(self._read(length, end)), self.peer)
+        text = bytes(self._read(length, end))
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            header = json.loads(text)
+            kind, facts = header["kind"], header["facts"]
+            layouts = [(dtype, shape) for dtype, shape in header["tensors"]]
+            sound = all(isinstance(d, str) and isinstance(s, list) for d, s in layouts)
+            if isinstance(kind, str) and isinstance(facts, dict) and sound:
+                return kind, facts, layouts
+        raise PeerLost(f"{self.peer} sent a header that cannot be read")
 
     def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
         kind = DTYPES.get(dtype)
@@ -226,22 +235,3 @@ def close_listener(listener: socket.socket) -> None:
     with suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-
-
-def _bytes_of(tensor: Tensor, nbytes: int) -> memoryview:
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
-
-
-def _parse_header(
-    text: bytes, peer: str
-) -> tuple[str, dict[str, Any], list[tuple[str, list[int]]]]:
-    try:
-        header = json.loads(text)
-        kind, facts = header["kind"], header["facts"]
-        layouts = [(dtype, shape) for dtype, shape in header["tensors"]]
-        sound = all(isinstance(d, str) and isinstance(s, list) for d, s in layouts)
-        if isinstance(kind, str) and isinstance(facts, dict) and sound:
-            return kind, facts, layouts
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise PeerLost(f"{peer} sent a header that cannot be read")

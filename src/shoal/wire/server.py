@@ -6,7 +6,7 @@ is divided: each parameter lives on one server, its home.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from shoal.wire.wire import Pending, Ready
 
 BEGIN, PULL, CALL = -1, -2, -3  # sent in place of a round by requests that are not part of one
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
+Body = tuple[dict[str, Any], Sequence[Tensor]]
 
 
 class ServerConnection:
@@ -107,7 +108,6 @@ class ServerWire:
     def _push(self, messages: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
         """Send each server the messages for its parameters; return the model after the update."""
         check_homes(self.homes, list(messages))
-        model: dict[str, Tensor] = {}
         groups, connections = self._groups(), self._open()
         for index, connection in enumerate(connections):
             own = {name: parts for name, parts in messages.items() if self.homes[name] == index}
@@ -118,38 +118,30 @@ class ServerWire:
                 "names": self._names_at(index),
             }
             connection.channel.send("push", facts, [t for parts in own.values() for t in parts])
-        for connection in connections:
-            reply = connection.receive(self._rounds)
-            model.update(zip(reply.facts["names"], reply.tensors, strict=True))
+        model = _model_in(connection.receive(self._rounds) for connection in connections)
         self._rounds += 1
         return model
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
         """Send each server its part of the initial model."""
         check_homes(self.homes, list(parameters))
-        for index, connection in enumerate(self._open()):
-            names = [name for name in parameters if self.homes[name] == index]
-            facts = {"round": BEGIN, "names": names}
-            connection.channel.send("begin", facts, [parameters[name] for name in names])
-            connection.receive(BEGIN)
+        bodies = []
+        for server in range(self.servers):
+            names = [name for name in parameters if self.homes[name] == server]
+            bodies.append(({"names": names}, [parameters[name] for name in names]))
+        self.call("begin", bodies, round=BEGIN)
 
     def pull(self) -> dict[str, Tensor]:
         """Return the servers' current model."""
-        model: dict[str, Tensor] = {}
-        for index, connection in enumerate(self._open()):
-            connection.channel.send("pull", {"round": PULL, "names": self._names_at(index)})
-            reply = connection.receive(PULL)
-            model.update(zip(reply.facts["names"], reply.tensors, strict=True))
-        return model
+        bodies = [({"names": self._names_at(server)}, ()) for server in range(self.servers)]
+        return _model_in(self.call("pull", bodies, round=PULL))
 
-    def call(
-        self, kind: str, bodies: Sequence[tuple[dict[str, Any], Sequence[Tensor]]]
-    ) -> list[Message]:
+    def call(self, kind: str, bodies: Sequence[Body], *, round: int = CALL) -> list[Message]:
         """Send every server a request of this kind with its own body; return the replies."""
         replies = []
         for connection, (facts, tensors) in zip(self._open(), bodies, strict=True):
-            connection.channel.send(kind, {**facts, "round": CALL}, tensors)
-            replies.append(connection.receive(CALL))
+            connection.channel.send(kind, {**facts, "round": round}, tensors)
+            replies.append(connection.receive(round))
         return replies
 
     def leave(self) -> None:
@@ -169,6 +161,14 @@ class ServerWire:
 
     def _names_at(self, server: int) -> list[str]:
         return [name for name, home in self.homes.items() if home == server]
+
+
+def _model_in(replies: Iterable[Message]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for reply in replies
+        for name, tensor in zip(reply.facts["names"], reply.tensors, strict=True)
+    }
 
 
 def _only(tensors: list[Tensor]) -> Tensor:
