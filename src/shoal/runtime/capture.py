@@ -214,7 +214,10 @@ class MetaModules(TorchFunctionMode):
         """Call ``func`` with its device, or its tensors, replaced by the meta device."""
         named = dict(kwargs or {})
         if func in self._constructors:
-            if not _on_cpu(named.get("device")) and _in_module_init():
+            device = named.get("device")
+            # a module that requests the CPU reads what it makes (numbers for its layers)
+            on_cpu = device is not None and torch.device(device).type == "cpu"
+            if not on_cpu and _in_module_init():
                 named.pop("generator", None)  # a CPU generator cannot draw for another device
                 named["device"] = META
             return func(*args, **named)
@@ -227,11 +230,6 @@ class MetaModules(TorchFunctionMode):
             args = tuple(META if isinstance(a, str | torch.device) else a for a in args)
             named = {k: META if k == "device" else v for k, v in named.items()}
         return func(*args, **named)
-
-
-def _on_cpu(device: Any) -> bool:
-    """Whether the CPU is requested: then a module reads what it makes (numbers for its layers)."""
-    return device is not None and torch.device(device).type == "cpu"
 
 
 def _in_module_init() -> bool:

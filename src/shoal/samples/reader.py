@@ -48,10 +48,6 @@ class IndexedSamples(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int | None) -> None:
         self._dataset, self._seed = dataset, seed
 
-    def __getitem__(self, index: int) -> Any:
-        """Read one sample."""
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Read the samples of a batch, with the dataset's own ``__getitems__`` if it has one."""
         return SampleList(self._read(indices), indices)

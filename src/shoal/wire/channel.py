@@ -191,11 +191,7 @@ def accept_loop(
 ) -> None:
     """Accept connections until the listener closes; each is authenticated and handled in a thread.
 
-    Args:
-        listener: from :func:`listen`.
-        handle: called with the channel and the worker's number of each authenticated client.
-        token: that clients must present.
-        generation: that clients must be of.
+    ``handle`` gets the channel and worker number of each client with this token and generation.
     """
 
     def authenticate_and_handle(connection: socket.socket, host: str) -> None:

@@ -47,26 +47,6 @@ def legs(rounds: Iterable[Sequence[PlainCopy]], rank: int) -> tuple[Leg, ...]:
     return tuple(own)
 
 
-def run_rounds(
-    tensor: Tensor,
-    rounds: Iterable[Sequence[PlainCopy]],
-    *,
-    chunks: int,
-    group: dist.ProcessGroup | None = None,
-    tag: int = 0,
-) -> None:
-    """Sum a flat tensor over the group in place, along these rounds.
-
-    Args:
-        tensor: one-dimensional and contiguous, of the same size on every rank; may be empty.
-        rounds: of all ranks, numbered within the group.
-        chunks: number of nearly equal chunks into which the tensor is divided.
-        group: None for all ranks.
-        tag: distinguishes all-reduces that run at the same time.
-    """
-    run_legs(tensor, legs(rounds, dist.get_rank(group)), chunks=chunks, group=group, tag=tag)
-
-
 def run_legs(
     tensor: Tensor,
     own_legs: Iterable[Leg],
@@ -75,11 +55,19 @@ def run_legs(
     group: dist.ProcessGroup | None = None,
     tag: int = 0,
 ) -> None:
-    """Do what :func:`run_rounds` does, with this rank's legs computed beforehand."""
+    """Sum a flat tensor over the group in place, along a route.
+
+    Args:
+        tensor: one-dimensional and contiguous, of the same size on every rank; may be empty.
+        own_legs: this rank's legs of the route.
+        chunks: number of nearly equal chunks into which the tensor is divided.
+        group: None for all ranks.
+        tag: distinguishes all-reduces that run at the same time.
+    """
     if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise BadArgument(f"run_rounds(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
+        raise BadArgument(f"run_legs(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
     if chunks < 1:
-        raise BadArgument(f"run_rounds(chunks={chunks})", "needs at least one chunk")
+        raise BadArgument(f"run_legs(chunks={chunks})", "needs at least one chunk")
     cut = RouteCut(tensor, chunks)
     for leg in own_legs:
         _run_leg(cut, leg, group or dist.group.WORLD, tag)

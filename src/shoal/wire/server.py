@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from shoal.wire.wire import Pending, Ready
 
 BEGIN, PULL, CALL = -1, -2, -3  # sent in place of a round by requests that are not part of one
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
+Decode = Callable[[list[Tensor]], Any]
 Body = tuple[dict[str, Any], Sequence[Tensor]]
 
 
@@ -52,7 +54,7 @@ class PendingReply(NamedTuple):
 
     connection: ServerConnection
     round: int
-    decode: Callable[[list[Tensor]], Any]
+    decode: Decode
 
     def wait(self) -> Any:
         """Read replies until this one arrives."""
@@ -102,7 +104,7 @@ class ServerWire:
         spec, tensors = self._describe(ask)
         connection.channel.send("ask", {"round": self._rounds, "spec": spec}, tensors)
         self._rounds += 1
-        decode = tuple if isinstance(ask, All) else _only
+        decode: Decode = tuple if isinstance(ask, All) else itemgetter(0)
         return PendingReply(connection, self._rounds - 1, decode)
 
     def _push(self, messages: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
@@ -171,10 +173,6 @@ def _model_in(replies: Iterable[Message]) -> dict[str, Tensor]:
     }
 
 
-def _only(tensors: list[Tensor]) -> Tensor:
-    return tensors[0]
-
-
 def assign_homes(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
     """Assign each parameter, largest first, to the server that has the fewest bytes so far."""
     load = [0] * servers
@@ -200,18 +198,14 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
     A tensor of one number, such as ``lr=torch.tensor(0.1)``, is returned as a number.
     """
-    return [
-        {
-            name: value.item() if isinstance(value, Tensor) else value
+    groups = []
+    for group in optimizer.param_groups:
+        values = {
+            name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             for name, value in group.items()
-            if isinstance(value, (int, float)) or _is_scalar(value)
         }
-        for group in optimizer.param_groups
-    ]
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        groups.append({name: v for name, v in values.items() if isinstance(v, (int, float))})
+    return groups
 
 
 def error_of(peer: str, facts: Mapping[str, Any]) -> Exception:

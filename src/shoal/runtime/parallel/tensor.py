@@ -10,8 +10,9 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import cast
 
 from torch import nn
@@ -34,7 +35,12 @@ ALIASES = {
     "colwise_gather_output": "gathered",
     "embedding_rowwise": "vocab",
 }
-STYLES = ("column", "row", "gathered", "vocab")
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "column": ColwiseParallel,
+    "row": RowwiseParallel,
+    "gathered": partial(ColwiseParallel, output_layouts=Replicate()),
+    "vocab": partial(RowwiseParallel, input_layouts=Replicate()),
+}
 
 
 def plan(model: nn.Module, n: int) -> dict[str, str]:
@@ -65,7 +71,7 @@ def apply(model: nn.Module, styles: Mapping[str, str], mesh: DeviceMesh) -> None
     for name, parameter in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(parameter), []).append(name)
     for name, style in styles.items():
-        parallelize_module(model.get_submodule(name), mesh, _style(style), src_data_rank=None)
+        parallelize_module(model.get_submodule(name), mesh, STYLES[style](), src_data_rank=None)
     for first, *others in aliases.values():
         if others:
             _tie(model, first, others)
@@ -96,15 +102,16 @@ def _check_heads(model: nn.Module, n: int) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+    """Compare part by part, since ``*`` of a pattern stands for one part of a name."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
-    wanted = nn.Embedding if style == "vocab" else nn.Linear
-    if not isinstance(module, wanted):
+    expected = nn.Embedding if style == "vocab" else nn.Linear
+    if not isinstance(module, expected):
         raise UsageError(
-            f"tensor({n}): because {style!r} cuts {wanted.__name__} and {name} is"
+            f"tensor({n}): because {style!r} cuts {expected.__name__} and {name} is"
             f" {type(module).__name__}; instead: leave it out of the plan"
         )
     sizes = {"column": "out_features", "row": "in_features"}
@@ -114,16 +121,6 @@ def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
             f"tensor({n}): because the {size} {sizes[style]} of {name} do not divide by {n};"
             f" instead: a width that does, or another degree"
         )
-
-
-def _style(style: str) -> ParallelStyle:
-    if style == "column":
-        return ColwiseParallel()
-    if style == "gathered":
-        return ColwiseParallel(output_layouts=Replicate())
-    if style == "row":
-        return RowwiseParallel()
-    return RowwiseParallel(input_layouts=Replicate())
 
 
 def _tie(model: nn.Module, first: str, others: list[str]) -> None:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.tree import flatten, unflatten
-from shoal.errors import ExchangeTimeout, FaultError, UsageError
+from shoal.errors import ExchangeTimeout, UsageError
 from shoal.flow import Push
 from shoal.runtime.context import RunContext
 from shoal.runtime.launcher.processes import die_with_parent
@@ -98,13 +97,8 @@ def served(
     if world.rank == 0 and not strategy.synchrony.waits:
         wire.begin({name: t.detach() for name, t in parameters.items()})
     # a process that ends without closing its run must say so, or servers would take it for lost
-    Finalize(None, _leave, args=(wire,), exitpriority=20)
+    Finalize(None, wire.leave, exitpriority=20)
     return wire
-
-
-def _leave(wire: ServerWire) -> None:
-    with suppress(FaultError):
-        wire.leave()
 
 
 def fetch(wire: ServerWire, own: State) -> State:

@@ -1,9 +1,4 @@
-"""The wire of AD-PSGD: a worker averages with one peer at a time, and no other worker waits.
-
-References:
-    Lian et al., `Asynchronous decentralized parallel SGD <https://arxiv.org/abs/1710.06952>`_,
-    2018.
-"""
+"""The wire of AD-PSGD: a worker averages with one peer at a time, and no other worker waits."""
 
 from __future__ import annotations
 
@@ -56,7 +51,11 @@ class PairWire:
         self._prefix = f"pairs/{store_of(world).add(f'pairs-of/{world.rank}', 1)}"
         self._listener = listen(world.local_size >= world.size)
         publish(world, f"{self._prefix}/at/{world.rank}", self._listener)
-        threading.Thread(target=self._serve, name="shoal-peers", daemon=True).start()
+        credentials = {"token": world.token, "generation": world.generation}
+        arguments = (self._listener, self._handle)
+        threading.Thread(
+            target=accept_loop, args=arguments, kwargs=credentials, name="shoal-peers", daemon=True
+        ).start()
         # a process that ends without closing its run still answers peers that go on
         Finalize(None, self._leave_quietly, exitpriority=20)
 
@@ -83,10 +82,6 @@ class PairWire:
                 host, port, hello=hello, peer=f"rank {peer}", seconds=world.seconds
             )
         return self._channels[peer]
-
-    def _serve(self) -> None:
-        world = self._world
-        accept_loop(self._listener, self._handle, token=world.token, generation=world.generation)
 
     def _handle(self, channel: Channel, worker: int) -> None:
         """Answer one peer until it leaves; the next ``ask`` raises what went wrong here."""
