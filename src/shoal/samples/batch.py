@@ -78,12 +78,8 @@ def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
     """Split a batch into at most ``parts`` micro-batches, in order; sizes differ by at most one.
 
     None is empty. Numbers, strings and 0-dimensional tensors are repeated in each. A batch of no
-    samples stays one micro-batch, since its worker must still take part in the step.
-
-    Args:
-        batch: any batch.
-        parts: number of micro-batches.
-        rows: samples in the batch, where ``count`` would be wrong.
+    samples stays one micro-batch, since its worker must still take part in the step. ``rows`` is
+    the number of samples, where ``count`` would be wrong.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise BadArgument(f"split(parts={parts!r})", "must be an int of at least 1")
@@ -128,7 +124,13 @@ def _outer(node: Any, rows: int, span: SampleRange) -> Any:
     if _declared_count(node) is None and (opened := _open(node)) is not None:
         return _mapped(node, opened, lambda child: _inner(child, rows, span))
     if hasattr(node, "__getitem__") and _declared_count(node) == rows:
-        return _sliced(node, span)
+        try:
+            return node[span.start : span.stop]
+        except (TypeError, KeyError, IndexError) as error:
+            raise UsageError(
+                f"cannot split a {type(node).__name__}: batch[{span.start}:{span.stop}] raised"
+                f" {error!r}; let its __getitem__ take a slice, or do without accumulation"
+            ) from error
     raise UsageError(
         f"cannot split a batch with a {type(node).__name__} in it: it does not hold {rows} samples"
         " that can be sliced; give it __len__ and batch[start:stop], or do without accumulation"
@@ -160,16 +162,6 @@ def _cut_packed(packed: PackedSequence, rows: int, span: SampleRange) -> PackedS
         batch_first=True,
         enforce_sorted=ordered,
     )
-
-
-def _sliced(node: Any, span: SampleRange) -> Any:
-    try:
-        return node[span.start : span.stop]
-    except (TypeError, KeyError, IndexError) as error:
-        raise UsageError(
-            f"cannot split a {type(node).__name__}: batch[{span.start}:{span.stop}] raised"
-            f" {error!r}; let its __getitem__ take a slice, or do without accumulation"
-        ) from error
 
 
 def _counts(node: Any) -> Iterator[int]:

@@ -102,12 +102,9 @@ class SampleReader(IterableDataset[Any]):
             if drops and len(batch) < size:
                 return
             own = part(SampleRange(0, len(batch)), self._plan.share)
-            positions = range(self._position - len(batch), self._position)
-            own_samples = batch[own.start : own.stop] or batch[:1]
-            yield (
-                SampleList(own_samples, positions[own.start : own.stop] or positions[:1]),
-                len(batch),
-            )
+            own = own if own.size else SampleRange(0, 1)
+            indices = range(self._position - len(batch), self._position)[own.start : own.stop]
+            yield SampleList(batch[own.start : own.stop], indices), len(batch)
 
     def _skip(self, samples: Iterator[Any]) -> None:
         while self._position < self._start:

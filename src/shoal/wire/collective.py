@@ -166,9 +166,8 @@ def fold(asks: Sequence[Fold], group: dist.ProcessGroup | None) -> tuple[Folded,
        own and keeps what the merge dropped. Rank 0 ends with the merge of all.
     2. Broadcast: rank 0 sends the result to all ranks.
 
-    Args:
-        asks: of one message, so that each edge is one send; all ranks' have the same sizes.
-        group: None for all ranks.
+    All asks travel in one message, so that each edge is one send; on all ranks they have the same
+    sizes.
     """
     rank, workers = dist.get_rank(group), dist.get_world_size(group)
     like = [ask.parts for ask in asks]

@@ -65,12 +65,7 @@ class Links(Protocol):
 
 
 class GroupLinks:
-    """Links of a process group that can send from host memory.
-
-    Args:
-        group: None for all ranks.
-        tag: of its messages, and of no others of the group.
-    """
+    """Links of a process group that sends from host memory; no other messages have its tag."""
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
         self._group, self._tag = group, tag
@@ -129,12 +124,13 @@ class RunningSum:
                 self._sent_leg = True
                 messages = [(peer, self.cut.message(chunks)) for peer, chunks in leg.sends.items()]
                 ready += [(peer, message) for peer, message in messages if message.numel()]
-            if leg.receives and (ready or self.unsent or not self._complete(leg)):
+            receives = {peer: r for peer, r in leg.receives.items() if self._numel(r)}
+            complete = all(self.received.get(peer) for peer in receives)
+            if leg.receives and (ready or self.unsent or not complete):
                 break
-            for peer, receives in leg.receives.items():
-                if self._numel(receives):
-                    raw = self.received[peer].popleft().view(self.cut.tensor.dtype)
-                    write_chunks(self.cut, raw.to(self.cut.tensor.device), receives)
+            for peer, chunks in receives.items():
+                raw = self.received[peer].popleft().view(self.cut.tensor.dtype)
+                write_chunks(self.cut, raw.to(self.cut.tensor.device), chunks)
             self._leg, self._sent_leg = self._leg + 1, False
         self.unsent += len(ready)
         return ready
@@ -143,10 +139,6 @@ class RunningSum:
     def done(self) -> bool:
         """Whether all messages have been received and sent."""
         return self._leg == len(self.legs) and not self.unsent
-
-    def _complete(self, leg: Leg) -> bool:
-        pairs = leg.receives.items()
-        return all(self.received.get(peer) or not self._numel(receives) for peer, receives in pairs)
 
     def _numel(self, receives: list[tuple[int, bool]]) -> int:
         """Return the size of a message; both ends know that an empty one is not sent."""
@@ -281,13 +273,7 @@ class QueuedRoute:
 
 
 class QueuedWire(CollectiveWire):
-    """A process group whose means go through send queues, several at the same time.
-
-    Args:
-        group: the workers taking part.
-        weighted: as for :class:`CollectiveWire`.
-        queues: this rank's send queues.
-    """
+    """A :class:`CollectiveWire` whose means go through send queues, several at the same time."""
 
     def __init__(
         self, group: dist.ProcessGroup | None, *, weighted: bool, queues: QueuedRoute

@@ -137,12 +137,7 @@ def unpack_all(buffer: Tensor, like: Sequence[Parts]) -> list[Parts]:
 
 
 def mean_of_messages(asks: Sequence[Gather], buffers: Iterable[tuple[Tensor, float]]) -> Any:
-    """Decode each worker's buffer and add it with its weight; one mean for each ask.
-
-    Args:
-        asks: this worker's; the parts of all workers have the same sizes.
-        buffers: (packed parts of all asks, weight) of each worker.
-    """
+    """Decode the (packed parts of all asks, weight) of each worker; return a mean for each ask."""
     means = [torch.zeros_like(ask.like) for ask in asks]
     like = [ask.parts for ask in asks]
     for buffer, weight in buffers:

@@ -78,10 +78,7 @@ def global_norm(placed: ParallelModel) -> Tensor:
 def clip(placed: ParallelModel, max_norm: float, *, norm: Tensor | float | None = None) -> Tensor:
     """Scale all gradients so that their global norm is at most ``max_norm``; return the norm.
 
-    Args:
-        placed: the model.
-        max_norm: the bound.
-        norm: the global norm if it is known already, equal on every rank.
+    ``norm`` is the global norm if it is known already, equal on every rank.
     """
     total = global_norm(placed) if norm is None else torch.as_tensor(norm, dtype=torch.float64)
     scale = float((max_norm / (total + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_

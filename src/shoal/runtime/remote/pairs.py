@@ -30,10 +30,6 @@ class PairWire:
 
         training thread     [update: lock]  ask: unlock, send, wait ...  [lock: update]
         thread of a peer                     [lock: parameters = mean, reply]
-
-    Args:
-        parameters: this worker's, changed in place when a peer asks.
-        context: the workers of the run.
     """
 
     blocks = True

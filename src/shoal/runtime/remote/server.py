@@ -32,14 +32,7 @@ PATIENCE = 0.8  # of the workers' timeout, so that the server can still tell the
 
 
 class ParameterServer:
-    """Answers workers, in two threads for each.
-
-    Args:
-        world: this server's environment.
-        strategy: the workers' strategy.
-        model: built by the script.
-        optimizer: built by the script.
-    """
+    """Answers workers, in two threads for each."""
 
     def __init__(
         self, world: World, strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
