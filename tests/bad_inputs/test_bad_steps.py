@@ -131,7 +131,7 @@ def test_a_graph_is_used_once() -> None:
     run = started()
     loss = run.forward((X, Y))
     run.backward(loss)
-    with pytest.raises(UsageError, match=r"twice to one graph.*call run\.forward again"):
+    with pytest.raises(UsageError, match=r"twice on one graph.*call run\.forward again"):
         run.backward(loss)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import shoal
 from shoal.errors import UsageError
-from shoal.runtime.capture import Captured, Weightless
+from shoal.runtime.capture import CapturedRun, MetaModules
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
@@ -41,14 +41,14 @@ MLP = """
 """
 
 
-Write = Callable[..., Captured]
+Write = Callable[..., CapturedRun]
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     """Writes a script and captures it."""
 
-    def captured(text: str, *arguments: str) -> Captured:
+    def captured(text: str, *arguments: str) -> CapturedRun:
         script = tmp_path / "script.py"
         script.write_text(dedent(text))
         return shoal.capture(script, arguments)
@@ -56,7 +56,7 @@ def write(tmp_path: Path) -> Write:
     return captured
 
 
-def weightless(captured: Captured) -> bool:
+def weightless(captured: CapturedRun) -> bool:
     """Whether nothing of it has memory."""
     models = captured.models.values()
     tensors = [t for m, _ in models for t in (*m.parameters(), *m.buffers())]
@@ -177,7 +177,7 @@ def test_arguments_reach_the_script_and_nothing_stays_behind(write: Write) -> No
     [
         ("x = 1", "ended without a step"),
         ("import sys; sys.exit(3)", r"exited \(3\)"),
-        ("import torch; torch.nn.Linear(1, 1).weight.sum().item()", "reads numbers of its model"),
+        ("import torch; torch.nn.Linear(1, 1).weight.sum().item()", "reads values of its model"),
     ],
 )
 def test_a_script_that_cannot_be_captured_is_one_clear_error(
@@ -198,7 +198,7 @@ def test_the_scripts_own_errors_are_its_own(write: Write) -> None:
 
 
 def test_what_meets_a_weightless_tensor_is_weightless() -> None:
-    with Weightless():
+    with MetaModules():
         layer = nn.Linear(3, 2)
         out = layer(torch.ones(4, 3)).to("cpu").double()
         data = torch.ones(2).to(torch.float64)

@@ -18,7 +18,7 @@ from shoal.errors import NonFinite, UsageError
 from shoal.flow import Mean
 from shoal.models import gpt
 from shoal.runtime.distribute import _comparable
-from shoal.runtime.parallel.pipeline import _aside
+from shoal.runtime.parallel.pipeline import _accumulated
 from shoal.runtime.step.buffers import FlatBuffers
 from shoal.runtime.step.exchange import typical
 from shoal.runtime.step.model import ShardedModel
@@ -217,10 +217,10 @@ def test_a_span_is_noted_once_whoever_comes_first() -> None:
 def test_gradients_come_back_when_a_pass_fails() -> None:
     layer = nn.Linear(2, 1)
     layer.weight.grad = torch.ones(1, 2)
-    with pytest.raises(RuntimeError, match="shape"), _aside(layer):
+    with pytest.raises(RuntimeError, match="shape"), _accumulated(layer):
         layer(torch.ones(3, 5))
     assert layer.weight.grad.tolist() == [[1, 1]]
-    with _aside(layer):
+    with _accumulated(layer):
         layer.weight.grad = torch.ones(1, 2)
     assert layer.weight.grad.tolist() == [[2, 2]]
 

@@ -15,7 +15,17 @@ from torch import Tensor
 
 from shoal.errors import ExchangeTimeout, PeerLost
 from shoal.wire import channel as channels
-from shoal.wire.channel import DTYPES, MAGIC, Channel, Hello, connect, greet, listen, shut, welcome
+from shoal.wire.channel import (
+    DTYPES,
+    MAGIC,
+    Channel,
+    Hello,
+    accept_loop,
+    authenticate,
+    close_listener,
+    connect,
+    listen,
+)
 
 
 @pytest.fixture
@@ -30,8 +40,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     listener.close()
 
 
-def header(told: object) -> bytes:
-    text = json.dumps(told).encode()
+def header(content: object) -> bytes:
+    text = json.dumps(content).encode()
     return MAGIC + struct.pack(">I", len(text)) + text
 
 
@@ -43,9 +53,9 @@ def test_numbers_of_every_type_arrive_as_they_were(
     sent = [torch.arange(6).to(DTYPES[name]).view(2, 3).T, torch.ones((), dtype=DTYPES[name])]
     sent.append(torch.empty(0, 4, dtype=DTYPES[name]))
     here.send("kind", {"fact": 1}, sent)
-    told = there.receive()
-    assert (told.kind, told.facts) == ("kind", {"fact": 1})
-    for mine, theirs in zip(sent, told.tensors, strict=True):
+    message = there.receive()
+    assert (message.kind, message.facts) == ("kind", {"fact": 1})
+    for mine, theirs in zip(sent, message.tensors, strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine, theirs)
 
@@ -87,16 +97,16 @@ def door() -> Iterator[tuple[tuple[str, int], Visits, threading.Event]]:
     """Where to connect, who was let in, and a bell that rings when somebody is."""
     listener, visits, bell = listen(local=True), Visits(), threading.Event()
 
-    def attend(channel: Channel, worker: int) -> None:
+    def handle(channel: Channel, worker: int) -> None:
         visits.append((channel, worker))
         bell.set()
 
     thread = threading.Thread(
-        target=welcome, args=(listener, attend), kwargs={"token": "secret", "generation": 3}
+        target=accept_loop, args=(listener, handle), kwargs={"token": "secret", "generation": 3}
     )
     thread.start()
     yield listener.getsockname(), visits, bell
-    shut(listener)
+    close_listener(listener)
     thread.join()
     for channel, _ in visits:
         channel.close()
@@ -107,13 +117,13 @@ def visited(token: str, generation: int) -> tuple[Channel, int] | None:
     host, port = listener.getsockname()
     hello = Hello(token, generation, 7)
     channel = connect(host, port, hello=hello, peer="server 0", seconds=5)
-    visit = greet(listener.accept()[0], host, token="secret", generation=3)
+    visit = authenticate(listener.accept()[0], host, token="secret", generation=3)
     channel.close()
     listener.close()
     return visit
 
 
-def test_whoever_lacks_the_token_or_is_of_another_start_is_hung_up_on() -> None:
+def test_whoever_lacks_the_token_or_is_of_another_start_is_refused() -> None:
     assert visited("guess", 3) is None
     assert visited("secret", 2) is None
     visit = visited("secret", 3)
@@ -126,7 +136,7 @@ def test_whoever_lacks_the_token_or_is_of_another_start_is_hung_up_on() -> None:
     "sent",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        MAGIC + struct.pack(">I", channels.LONGEST_HELLO + 1),
+        MAGIC + struct.pack(">I", channels.MAX_HELLO_BYTES + 1),
         header({"kind": "hello", "facts": HELLO, "tensors": [[1]]}),
         header({"kind": "hello", "facts": HELLO, "tensors": [["uint8", [2**35]]]}),
         header({"kind": "ask", "facts": HELLO, "tensors": []}),
@@ -136,13 +146,13 @@ def test_whoever_lacks_the_token_or_is_of_another_start_is_hung_up_on() -> None:
         header({"kind": "hello", "facts": {}, "tensors": []}),
     ],
 )
-def test_a_stranger_is_hung_up_on_and_the_next_is_let_in(
+def test_a_stranger_is_refused_and_the_next_is_let_in(
     sent: bytes, door: tuple[tuple[str, int], Visits, threading.Event]
 ) -> None:
     where, visits, bell = door
     with socket.create_connection(where, timeout=10) as stranger:
         stranger.sendall(sent)
-        with suppress(ConnectionResetError):  # hung up on before all was read
+        with suppress(ConnectionResetError):  # closed before all was read
             assert stranger.recv(1) == b""
     ours = connect(*where, hello=Hello(**HELLO), peer="server 0", seconds=5)
     assert bell.wait(10)
@@ -150,7 +160,7 @@ def test_a_stranger_is_hung_up_on_and_the_next_is_let_in(
     ours.close()
 
 
-def test_a_silent_visitor_keeps_nobody_waiting(
+def test_a_silent_client_keeps_nobody_waiting(
     door: tuple[tuple[str, int], Visits, threading.Event],
 ) -> None:
     where, _, bell = door
@@ -172,10 +182,10 @@ def test_a_hello_has_one_deadline_however_it_trickles_in() -> None:
             here.sendall(bytes([byte]))
 
     channel = Channel.__new__(Channel)  # a socket pair has no TCP_NODELAY
-    channel._socket, channel.peer = there, "visitor"
+    channel._socket, channel.peer = there, "client"
     thread = threading.Thread(target=trickle)
     thread.start()
-    with pytest.raises(ExchangeTimeout, match="visitor said nothing"):
+    with pytest.raises(ExchangeTimeout, match="client sent nothing"):
         channel.receive_hello(0.3)
     over.set()
     thread.join()
@@ -186,9 +196,9 @@ def test_a_hello_has_one_deadline_however_it_trickles_in() -> None:
 def test_a_silent_server_is_late_and_not_gone(ends: tuple[Channel, Channel]) -> None:
     here, _ = ends
     here._socket.settimeout(0.05)
-    with pytest.raises(ExchangeTimeout, match=r"rank 0 said nothing for 0\.05 s"):
+    with pytest.raises(ExchangeTimeout, match=r"rank 0 sent nothing for 0\.05 s"):
         here.receive()
-    with pytest.raises(ExchangeTimeout, match="rank 0 took nothing"):
+    with pytest.raises(ExchangeTimeout, match="rank 0 read nothing"):
         here.send("big", {}, [torch.zeros(2**24)])
 
 

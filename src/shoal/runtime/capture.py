@@ -1,13 +1,10 @@
-"""Capture: run a script up to its first step, and take what it would train.
+"""Run a script up to its first step, and return what it would train.
 
-The script is run as ever, with ``SHOAL_MODE=capture``. Its data are real, its models are built
-without memory, so that one of any size fits. ``distribute`` gives it a stand-in for a run; the
-first step ends the script.
-
-Build models without memory: what a module makes for itself is on the meta device.
-
-Data stay real, so that scripts may look at them; whatever meets a weightless tensor becomes
-weightless too, so that a model may even be called.
+1. The script runs as usual, with ``SHOAL_MODE=capture``. Its data are real, so that it may read
+   them. Its modules are built on the meta device, so that a model of any size fits
+   (:class:`MetaModules`).
+2. ``distribute`` returns a :class:`CapturingRun`, whose first step raises :class:`FirstStep`.
+3. :func:`capture` catches it, and returns model, optimizer and first batch on the meta device.
 """
 
 from __future__ import annotations
@@ -40,18 +37,19 @@ from shoal.strategy import Strategy
 from shoal.timeline.record import NullRecorder
 
 MODE = "SHOAL_MODE"
+META = torch.device("meta")
 
 
 @dataclass(frozen=True)
-class Captured:
-    """What a script trains, without a number in it.
+class CapturedRun:
+    """What a script trains; all tensors are on the meta device.
 
     Attributes:
-        models: name -> (model, optimizer), on the meta device.
-        loss: as given to ``distribute``.
-        batch: the first batch, of the global batch size, on the meta device.
-        strategy: the script's own, or auto.
-        settings: the script's own.
+        models: name -> (model, optimizer).
+        loss: the argument of ``distribute``.
+        batch: the first batch, of the global batch size.
+        strategy: the script's, or auto.
+        settings: the script's.
     """
 
     models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
@@ -61,95 +59,95 @@ class Captured:
     settings: Settings
 
 
-class Stop(BaseException):
+class FirstStep(BaseException):
     """Ends the script at its first step; not an Exception, so that scripts do not catch it."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: CapturedRun) -> None:
         super().__init__("captured")
         self.captured = captured
 
 
-def wanted() -> bool:
-    """Whether this process captures."""
+def is_capturing() -> bool:
+    """Whether this process captures a script."""
     return os.environ.get(MODE) == "capture"
 
 
-class StandIn(Run):
-    """A run that ends at its first step."""
+class CapturingRun(Run):
+    """A run that raises :class:`FirstStep` at its first step, in whichever way it is taken."""
 
     models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
     @property
     def model(self) -> nn.Module:
-        """The model, where there is one."""
+        """The first model."""
         return next(iter(self.models.values()))[0]
 
     def loader(self, dataset: Any, batch_size: int, **options: Any) -> RunLoader:
-        """The script's own, read in this process."""
+        """Make the script's loader, without worker processes."""
         return super().loader(dataset, batch_size, **{**options, "processes": 0})
 
     def step(self, batch: Any) -> Step:
-        """The first step is the end."""
-        raise self._stop(batch)
+        """End the script."""
+        raise self._first_step(batch)
 
     def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
-        """So is the first micro-batch."""
-        raise self._stop(batch)
+        """End the script."""
+        raise self._first_step(batch)
 
     def forward(self, micro: Any) -> Tensor:
-        """So is a forward of one's own."""
-        raise self._stop(micro)
+        """End the script."""
+        raise self._first_step(micro)
 
     def backward(self, loss: Tensor, samples: int | None = None) -> None:
-        """So is a backward."""
-        raise self._stop(self._last())
+        """End the script."""
+        raise self._first_step(self._last_batch())
 
     def update(
         self, name: str | None = None, *, closure: Callable[[], Tensor] | None = None
     ) -> Step:
-        """So is an update."""
-        raise self._stop(self._last())
+        """End the script."""
+        raise self._first_step(self._last_batch())
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Nothing is known before the first step."""
+        """Return NaN for every metric: the model has no values."""
         metrics = options.get("metrics") or {}
         return dict.fromkeys(["loss", *metrics], float("nan"))
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Nothing is saved."""
+        """Save nothing."""
         return Path(path or self.context.settings.checkpoint or ".")
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
-        """Nothing is restored."""
+        """Restore nothing."""
         return False
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing."""
 
-    def _last(self) -> Any:
-        yielded = [each.loader.last for each in self.loaders if each.loader.last is not None]
-        return yielded[-1] if yielded else None
+    def _last_batch(self) -> Any:
+        batches = [each.loader.last for each in self.loaders if each.loader.last is not None]
+        return batches[-1] if batches else None
 
-    def _stop(self, batch: Any) -> Stop:
-        context = self.context
-        found = None if batch is None else move(batch, META)
-        return Stop(Captured(self.models, self.loss, found, context.strategy, context.settings))
+    def _first_step(self, batch: Any) -> FirstStep:
+        strategy, settings = self.context.strategy, self.context.settings
+        on_meta = None if batch is None else move(batch, META)
+        return FirstStep(CapturedRun(self.models, self.loss, on_meta, strategy, settings))
 
 
-def stand_in(models: Any, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
-    """What ``distribute`` gives a script that is captured."""
+def capturing_run(models: Any, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
+    """Return the run that ``distribute`` gives to a script that is captured."""
     world = World(RankEnv(), META, "none")
-    run = StandIn({}, loss=loss, context=RunContext(world, strategy, settings, NullRecorder()))
+    run = CapturingRun({}, loss=loss, context=RunContext(world, strategy, settings, NullRecorder()))
     run.models = models
     return run
 
 
-def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Captured:
+def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> CapturedRun:
     """Run a script up to its first step and return what it would train.
 
     Args:
         script: its path.
-        arguments: what it finds in ``sys.argv``.
+        arguments: of the script, for ``sys.argv``.
 
     Raises:
         UsageError: there is no such script, or it ended without a step.
@@ -159,20 +157,20 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
         raise UsageError(f"no script at {name!r}")
     state = torch.get_rng_state()
     try:
-        with _as_main(name, arguments), Weightless():
+        with _as_main(name, arguments), MetaModules():
             runpy.run_path(name, run_name="__main__")
-    except Stop as stop:
-        for model, optimizer in stop.captured.models.values():
-            strip(model, optimizer)
-        return stop.captured
+    except FirstStep as end:
+        for model, optimizer in end.captured.models.values():
+            to_meta(model, optimizer)
+        return end.captured
     except SystemExit as end:
         raise UsageError(f"{name} exited ({end.code}) before its first step") from end
     except RuntimeError as error:
         if "meta tensor" not in str(error):
             raise
         raise UsageError(
-            f"{name} reads numbers of its model before the first step, and there are none while it "
-            "is captured: move that behind the first step"
+            f"{name} reads values of its model before the first step, and there are none while it "
+            "is captured: move that after the first step"
         ) from error
     finally:
         torch.set_rng_state(state)
@@ -181,6 +179,7 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
 
 @contextmanager
 def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Set ``sys.argv``, ``sys.path`` and the mode as for a script that Python runs itself."""
     argv, path, mode = sys.argv, list(sys.path), os.environ.get(MODE)
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
@@ -195,15 +194,16 @@ def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
             os.environ[MODE] = mode
 
 
-META = torch.device("meta")
+class MetaModules(TorchFunctionMode):
+    """A mode in which modules are built on the meta device, and stay there.
 
-
-class Weightless(TorchFunctionMode):
-    """Inside, modules are built on the meta device, and stay there wherever they are sent."""
+    Functions with a meta tensor among their arguments get all tensors on the meta device, so that a
+    model can be called with real data.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._makes = _device_constructors()
+        self._constructors = _device_constructors()
 
     def __torch_function__(
         self,
@@ -212,40 +212,34 @@ class Weightless(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Send what modules make, and what meets it, to the meta device."""
+        """Call ``func`` with its device, or its tensors, replaced by the meta device."""
         named = dict(kwargs or {})
-        if func in self._makes:
-            if _asked(named.get("device")) and _building():
-                named.pop("generator", None)  # one of the CPU cannot draw for another device
+        if func in self._constructors:
+            device = named.get("device")
+            # a module that requests the CPU reads what it makes (numbers for its layers)
+            on_cpu = device is not None and torch.device(device).type == "cpu"
+            if not on_cpu and _in_module_init():
+                named.pop("generator", None)  # a CPU generator cannot draw for another device
                 named["device"] = META
             return func(*args, **named)
         if not any(t.is_meta for t in _tensors((args, named))):
             return func(*args, **named)
         if func in (Tensor.cpu, Tensor.cuda):
             return args[0]
-        args, named = _sent(args), _sent(named)
+        args, named = _moved(args), _moved(named)
         if func is Tensor.to:
-            args = tuple(META if _is_device(a) else a for a in args)
+            args = tuple(META if isinstance(a, str | torch.device) else a for a in args)
             named = {k: META if k == "device" else v for k, v in named.items()}
         return func(*args, **named)
 
 
-def _asked(device: Any) -> bool:
-    """A module that insists on the CPU wants to read what it makes (numbers for its layers)."""
-    return device is None or torch.device(device).type != "cpu"
-
-
-def _building() -> bool:
+def _in_module_init() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
             return True
         frame = frame.f_back
     return False
-
-
-def _is_device(value: Any) -> bool:
-    return isinstance(value, str | torch.device)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -258,21 +252,21 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(list(value.values()))
 
 
-def _sent(value: Any) -> Any:
-    """The same on the meta device; generators stay behind."""
+def _moved(value: Any) -> Any:
+    """Return arguments on the meta device, without random generators."""
     if isinstance(value, Tensor):
         return value if value.is_meta else value.to(META)
     if type(value) in (tuple, list):
-        return type(value)(_sent(item) for item in value)
+        return type(value)(_moved(item) for item in value)
     if isinstance(value, dict):
-        return {k: _sent(v) for k, v in value.items() if not isinstance(v, torch.Generator)}
+        return {k: _moved(v) for k, v in value.items() if not isinstance(v, torch.Generator)}
     return value
 
 
-def strip(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Take the weight off what was built outside of a module; the optimizer follows."""
+def to_meta(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Move parameters that were made outside of a module too, and update the optimizer."""
     before = dict(model.named_parameters())
     model.to(META)
-    taken = {id(before[name]): p for name, p in model.named_parameters()}
+    moved = {id(before[name]): p for name, p in model.named_parameters()}
     for group in optimizer.param_groups:
-        group["params"] = [taken.get(id(p), p) for p in group["params"]]
+        group["params"] = [moved.get(id(p), p) for p in group["params"]]

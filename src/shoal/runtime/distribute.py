@@ -61,8 +61,8 @@ def distribute(
     models = read_models(model, optimizer)
     check_loss(loss)
     chosen = _strategy(strategy)
-    if capture.wanted():
-        return capture.stand_in(models, loss=loss, strategy=chosen, settings=settings)
+    if capture.is_capturing():
+        return capture.capturing_run(models, loss=loss, strategy=chosen, settings=settings)
     world = join(backend=settings.backend, seconds=settings.timeout)
     chosen.bind(_facts(world, models, settings))
     if world.role == "server":

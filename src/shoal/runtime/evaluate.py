@@ -16,7 +16,7 @@ from shoal.runtime.loss import Loss, LossOutput, compute_loss
 from shoal.runtime.step.replica import Replica
 from shoal.samples.batch import move
 from shoal.samples.loader import make
-from shoal.samples.options import whole
+from shoal.samples.options import check_int
 
 Metric = Callable[[Any, Any], Tensor | float]
 
@@ -51,7 +51,7 @@ def evaluate(
     """
     _check_metrics(metrics)
     context = replica.context
-    size = max(whole("batch_size", batch_size, least=1), context.data_shard.count)
+    size = max(check_int("batch_size", batch_size, least=1), context.data_shard.count)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch may hold all
         loader = make(dataset, size, share=context.data_shard, shuffle=False)

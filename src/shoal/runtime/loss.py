@@ -1,4 +1,4 @@
-"""From a batch of any shape to a scalar loss."""
+"""Compute a scalar loss from a batch of any structure, and its gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class LossOutput(NamedTuple):
-    """A loss, and what it was made from."""
+    """A loss, the model's output and the target."""
 
     loss: Tensor
     output: Any
@@ -26,17 +26,17 @@ def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Lo
     * ``(inputs..., target)``: ``loss(model(inputs...), target)``;
     * a dict: ``model(**batch)``, and ``loss(output, batch)``;
     * anything else: ``loss(model(batch), batch)``;
-    * no loss: the model's own, its output's ``loss`` or the scalar that it returns; a tuple is
-      then all inputs.
+    * no loss: ``loss`` of the model's output, or the scalar that it returns; then all members of a
+      tuple are inputs.
     """
-    inputs, target = _cut(batch, loss is None)
+    inputs, target = _split_batch(batch, loss is None)
     output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-    found = _own(output) if loss is None else loss(output, target)
-    return LossOutput(_scalar(found), output, target)
+    value = _loss_in(output) if loss is None else loss(output, target)
+    return LossOutput(_scalar(value), output, target)
 
 
 def differentiable(loss: Any) -> Tensor:
-    """The loss, if it has a gradient; else it is refused with the way out."""
+    """Return a loss as a scalar; refuse one that has no gradient."""
     scalar = _scalar(loss)
     if not scalar.requires_grad or scalar.is_complex():
         what = "a complex number" if scalar.is_complex() else "not connected to any parameter"
@@ -48,20 +48,20 @@ def differentiable(loss: Any) -> Tensor:
 
 
 def differentiate(loss: Tensor, scale: float) -> None:
-    """Add the gradients of ``scale`` times a loss."""
+    """Run backward of ``scale`` times a loss."""
     try:
         (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "backward through the graph a second time" not in str(error):
             raise
         raise UsageError(
-            "run.backward came twice to one graph, which the first time used up: call run.forward "
+            "run.backward ran twice on one graph, which the first time freed: call run.forward "
             "again, or add the losses and call run.backward on the sum"
         ) from error
 
 
 def split_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
-    """Inputs and target of a tuple batch."""
+    """Return the inputs and the target of a tuple batch, for a pipeline."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise UsageError(
             f"a pipeline takes batches (inputs..., target), not {type(batch).__name__}"
@@ -69,9 +69,9 @@ def split_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
     return tuple(batch[:-1]), batch[-1]
 
 
-def _cut(batch: Any, own: bool) -> tuple[tuple[Any, ...] | dict[str, Any], Any]:
+def _split_batch(batch: Any, model_has_loss: bool) -> tuple[tuple[Any, ...] | dict[str, Any], Any]:
     if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
-        if own:
+        if model_has_loss:
             return tuple(batch), None
         if len(batch) >= 2:
             return tuple(batch[:-1]), batch[-1]
@@ -81,7 +81,7 @@ def _cut(batch: Any, own: bool) -> tuple[tuple[Any, ...] | dict[str, Any], Any]:
     return (batch,), batch
 
 
-def _own(output: Any) -> Any:
+def _loss_in(output: Any) -> Any:
     if isinstance(output, Mapping) and "loss" in output:
         return output["loss"]
     if getattr(output, "loss", None) is not None:
@@ -108,10 +108,10 @@ def _scalar(loss: Any) -> Tensor:
 
 
 def modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by name, without the prefix that torch.compile adds."""
+    """Return the modules by name, without the prefix that torch.compile adds."""
     return {plain(name): module for name, module in model.named_modules()}
 
 
 def plain(name: str) -> str:
-    """A name without what torch.compile put into it."""
+    """Remove from a name the prefix that torch.compile adds."""
     return name.replace("_orig_mod.", "")

@@ -1,7 +1,4 @@
-"""What ``distribute`` is given, refused before anybody is met.
-
-What goes with a closure: an optimizer that computes the loss as often as it likes (LBFGS).
-"""
+"""Check the arguments of ``distribute``, before any other process is contacted, and closures."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
 
 def read_models(model: Any, optimizer: Any) -> Models:
-    """One model or several, each with an optimizer over its parameters and nothing else."""
+    """Return one model or several by name, each with an optimizer over its parameters only."""
     if isinstance(model, Mapping):
         if optimizer is not None or not model:
             raise UsageError("several models come as {name: (model, optimizer)}, and nothing else")
@@ -36,55 +33,53 @@ def read_models(model: Any, optimizer: Any) -> Models:
         models = {"model": (model, optimizer)}
     for name, (module, used) in models.items():
         _check_pair(module, used)
-        _check_rates(name, used)
+        _check_hyper_parameters(name, used)
     return models
 
 
 def check_loss(loss: Any) -> None:
-    """None or something to call."""
+    """Refuse a loss that is neither None nor callable."""
     if loss is not None and not callable(loss):
         raise BadArgument(
             f"loss={loss!r}", "a function (output, target) -> scalar, or None for the model's own"
         )
 
 
-def _check_pair(module: Any, used: Any) -> None:
+def _check_pair(module: Any, optimizer: Any) -> None:
     if not isinstance(module, nn.Module):
         raise UsageError(f"distribute takes an nn.Module, not {_kind(module)}")
-    if used is None:
+    if optimizer is None:
         raise UsageError("distribute(model, optimizer): the optimizer is missing")
-    if not isinstance(used, torch.optim.Optimizer):
-        raise UsageError(f"distribute takes a torch.optim.Optimizer, not {_kind(used)}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"distribute takes a torch.optim.Optimizer, not {_kind(optimizer)}")
     if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
         raise UsageError(
             f"{_kind(module)} has lazy parameters without a shape yet: run one batch through it "
-            "before distribute, so that every worker knows what there is to agree on"
+            "before distribute, so that every worker knows the shapes"
         )
     own = {id(p) for p in module.parameters()}
     if not any(p.requires_grad for p in module.parameters()):
         has = "no trainable parameters: unfreeze some" if own else "no parameters: give it some"
         raise UsageError(f"{_kind(module)} has {has}, or do not train it")
-    held = [p for group in used.param_groups for p in group["params"]]
-    strange = [tuple(p.shape) for p in held if id(p) not in own]
-    if strange:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if foreign := [tuple(p.shape) for p in parameters if id(p) not in own]:
         raise UsageError(
-            f"{len(strange)} of the {len(held)} parameters of the {_kind(used)} are not in the "
-            f"{_kind(module)} (the first has shape {strange[0]}): nobody would agree on them, and "
-            "workers would drift apart; build the optimizer from model.parameters(), or make them "
-            "part of the model"
+            f"{len(foreign)} of the {len(parameters)} parameters of the {_kind(optimizer)} are not "
+            f"in the {_kind(module)} (the first has shape {foreign[0]}): they would not be "
+            "averaged, and workers would drift apart; build the optimizer from model.parameters(), "
+            "or make them part of the model"
         )
 
 
-def _kind(given: Any) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def _check_rates(name: str, optimizer: torch.optim.Optimizer) -> None:
+def _check_hyper_parameters(name: str, optimizer: torch.optim.Optimizer) -> None:
     for index, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             number = _number(value)
-            negative = key == "lr" and number < 0
-            if math.isnan(number) or negative or (key == "lr" and math.isinf(number)):
+            if math.isnan(number) or (key == "lr" and (number < 0 or math.isinf(number))):
                 raise BadArgument(
                     f"{key}={number} in group {index} of {name}'s optimizer",
                     "it must be a finite number, and a learning rate not negative",
@@ -92,7 +87,7 @@ def _check_rates(name: str, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _number(value: Any) -> float:
-    """A setting of an optimizer as a number; 0 where it is none, or has no storage to look at."""
+    """Return a hyper-parameter as a number; 0 if it is none, or a meta tensor."""
     if isinstance(value, Tensor) and not value.is_meta and value.numel() == 1:
         return float(value)
     return float(value) if isinstance(value, int | float) else 0.0

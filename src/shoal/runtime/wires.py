@@ -27,7 +27,7 @@ from shoal.wire.collective import CollectiveWire, Route
 from shoal.wire.neighbours import NeighbourWire
 from shoal.wire.null import NullWire
 from shoal.wire.probe import blank, in_a_row, probe, race
-from shoal.wire.queued import GroupLinks, Path, QueuedRoute, QueuedWire
+from shoal.wire.queued import GroupLinks, QueuedRoute, QueuedWire, RoutePlan
 from shoal.wire.route import Halves, legs, run_legs
 from shoal.wire.wire import Wire
 
@@ -79,8 +79,8 @@ def collective(strategy: Strategy, index: ReplicaIndex, group: Group) -> Wire:
     if strategy.scheduling.queues:
         if "cpu:" in dist.get_backend_config(group):  # NCCL cannot reorder the sends of a rank
             links = GroupLinks(group, _tag(group))
-            hops = QueuedRoute(links, paths(strategy.collectives, index, group))
-            return QueuedWire(group, weighted=weighted(strategy), hops=hops)
+            queues = QueuedRoute(links, paths(strategy.collectives, index, group))
+            return QueuedWire(group, weighted=weighted(strategy), queues=queues)
         _log.warning(
             "%s: %s sends in one order only, so no message overtakes another",
             strategy.scheduling,
@@ -109,11 +109,15 @@ def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route |
         return RouteTuner(collective, index, group)
     if collective.rounds is None:
         return None
-    mine = legs(collective.rounds(index.workers), index.worker)
-    return partial(run_legs, mine=mine, chunks=collective.chunks(index.workers), group=group)
+    own_legs = legs(collective.rounds(index.workers), index.worker)
+    return partial(
+        run_legs, own_legs=own_legs, chunks=collective.chunks(index.workers), group=group
+    )
 
 
-def paths(collective: Collective, index: ReplicaIndex, group: Group) -> Callable[[Tensor], Path]:
+def paths(
+    collective: Collective, index: ReplicaIndex, group: Group
+) -> Callable[[Tensor], RoutePlan]:
     """Return the function that tells the legs which sum a flat tensor.
 
     Torch's own all-reduce has no legs that could be queued: a tree replaces it.
@@ -136,9 +140,9 @@ def _with_hops(collective: Collective) -> Collective:
     return tree() if collective.is_native else collective
 
 
-def _path(collective: Collective, index: ReplicaIndex) -> Path:
+def _path(collective: Collective, index: ReplicaIndex) -> RoutePlan:
     rounds = collective.rounds(index.workers) if collective.rounds is not None else ()
-    return Path(legs(rounds, index.worker), collective.chunks(index.workers))
+    return RoutePlan(legs(rounds, index.worker), collective.chunks(index.workers))
 
 
 class RouteTuner:

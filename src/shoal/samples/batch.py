@@ -1,10 +1,11 @@
-"""Batches of any shape: how many samples, to a device, into micro-batches.
+"""Batches of any structure: count their samples, move them to a device, split them.
 
-A batch is a tree of dicts, lists, tuples, named tuples and dataclasses whose leaves are tensors, or
-objects that declare what they are. Lists and tuples of tensors are columns, as torch's
-``default_collate`` makes them: the first dimension of a tensor counts samples.
+A batch is a tree of mappings, lists, tuples, named tuples and dataclasses of tensors or objects of
+the user. Lists and tuples of tensors are columns, as ``default_collate`` makes them: the first
+dimension of a tensor counts samples. ``torch.utils._pytree`` does not serve here, because it takes
+subclasses, other mappings and dataclasses for leaves unless each is registered.
 
-An object of one's own takes part by any of:
+An object of the user takes part by any of:
 
 * ``num_samples`` or ``num_graphs`` (an int, as in PyTorch Geometric) or ``__len__``: counted;
 * ``to(device)``: moved;
@@ -31,39 +32,39 @@ _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 
 
 def count(batch: Any) -> int:
-    """Samples in a batch: the first dimension of the first tensor, or what an object declares.
+    """Return the samples in a batch: the first dimension of the first tensor, or a declared number.
 
     >>> count({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
     8
     """
     first = batch[0] if type(batch) in (list, tuple) and batch else None
-    if isinstance(first, Tensor) and first.dim():  # most batches, every step
+    if isinstance(first, Tensor) and first.dim():  # fast path: most batches, every step
         return first.size(0)
-    found = next(_counts(batch), None)
-    if found is None:
-        found = next(_columns(batch), None)
-    if found is None:
+    samples = next(_counts(batch), None)
+    if samples is None:
+        samples = next(_list_lengths(batch), None)
+    if samples is None:
         raise UsageError(
             f"cannot tell how many samples are in a batch of type {type(batch).__name__}: it holds"
             " no tensor; take it from a loader of run.loader, or give it a num_samples attribute"
             " or a __len__"
         )
-    return found
+    return samples
 
 
 def move(batch: Any, device: torch.device | str) -> Any:
-    """The same batch on ``device``; what is there already, or has no ``to``, is kept as it is."""
+    """Return the batch on ``device``; leaves that are there already, or have no ``to``, stay."""
     where = device if isinstance(device, torch.device) else torch.device(device)
     if type(batch) in (list, tuple) and all(
         isinstance(node, Tensor) and node.device == where for node in batch
     ):
-        return batch  # most batches, every step
-    # Only towards an accelerator: a copy to the CPU that does not wait is read too early.
-    waits = where.type == "cpu"
+        return batch  # fast path: most batches, every step
+    # A copy to the CPU must block, or it would be read before it is complete.
+    blocks = where.type == "cpu"
 
     def moved(node: Any) -> Any:
         if isinstance(node, Tensor):
-            return node if node.device == where else node.to(where, non_blocking=not waits)
+            return node if node.device == where else node.to(where, non_blocking=not blocks)
         opened = _open(node)
         if opened is not None:
             return _mapped(node, opened, moved)
@@ -74,15 +75,11 @@ def move(batch: Any, device: torch.device | str) -> Any:
 
 
 def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
-    """At most ``parts`` micro-batches, in order, sizes differing by at most one, none empty.
+    """Split a batch into at most ``parts`` micro-batches, in order; sizes differ by at most one.
 
-    Numbers, strings and tensors of no dimension are repeated in each. A batch of no samples stays
-    one micro-batch, since its worker must take part in the step all the same.
-
-    Args:
-        batch: what a loader yielded, or any batch.
-        parts: how many to make.
-        rows: samples in the batch, where ``count`` would be wrong.
+    None is empty. Numbers, strings and 0-dimensional tensors are repeated in each. A batch of no
+    samples stays one micro-batch, since its worker must still take part in the step. ``rows`` is
+    the number of samples, where ``count`` would be wrong.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise BadArgument(f"split(parts={parts!r})", "must be an int of at least 1")
@@ -96,8 +93,8 @@ def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
 
 
 def cut(batch: Any, rows: int, span: SampleRange) -> Any:
-    """Samples ``span`` of a batch of ``rows``; UsageError when it cannot be cut there."""
-    # A list at the top is a list of columns, unless it holds plain values only: then it is one.
+    """Return the samples ``span`` of a batch of ``rows``; UsageError if it cannot be split."""
+    # The outermost list is a list of columns, unless it has plain values only: then it is a column.
     flat = isinstance(batch, (list, tuple)) and all(_open(child) is None for child in batch)
     column = flat and next(_counts(batch), None) is None
     piece = (_inner if column else _outer)(batch, rows, span)
@@ -110,9 +107,9 @@ def cut(batch: Any, rows: int, span: SampleRange) -> Any:
 
 
 def _inner(node: Any, rows: int, span: SampleRange) -> Any:
-    """Cut what lies inside a batch: there, a list as long as the batch holds one entry a sample."""
+    """Split a node inside a batch: there, a list of length ``rows`` has one entry a sample."""
     plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
-    if plain and len(node) == rows and not _fits(node, rows):
+    if plain and len(node) == rows and set(_counts(node)) != {rows}:  # else it is a list of columns
         return node[span.start : span.stop]
     return _outer(node, rows, span)
 
@@ -124,10 +121,16 @@ def _outer(node: Any, rows: int, span: SampleRange) -> Any:
         return _cut_packed(node, rows, span)
     if isinstance(node, _SCALARS):
         return node
-    if _stated(node) is None and (opened := _open(node)) is not None:
+    if _declared_count(node) is None and (opened := _open(node)) is not None:
         return _mapped(node, opened, lambda child: _inner(child, rows, span))
-    if hasattr(node, "__getitem__") and _stated(node) == rows:
-        return _sliced(node, span)
+    if hasattr(node, "__getitem__") and _declared_count(node) == rows:
+        try:
+            return node[span.start : span.stop]
+        except (TypeError, KeyError, IndexError) as error:
+            raise UsageError(
+                f"cannot split a {type(node).__name__}: batch[{span.start}:{span.stop}] raised"
+                f" {error!r}; let its __getitem__ take a slice, or do without accumulation"
+            ) from error
     raise UsageError(
         f"cannot split a batch with a {type(node).__name__} in it: it does not hold {rows} samples"
         " that can be sliced; give it __len__ and batch[start:stop], or do without accumulation"
@@ -151,42 +154,32 @@ def _cut_packed(packed: PackedSequence, rows: int, span: SampleRange) -> PackedS
         raise UsageError(
             f"cannot take {span.size} of {rows} samples out of a PackedSequence of {len(lengths)}"
         )
-    kept = lengths[span.start : span.stop]
+    part_lengths = lengths[span.start : span.stop]
     ordered = packed.sorted_indices is None
     return pack_padded_sequence(
-        padded[span.start : span.stop, : int(kept.max())],
-        kept,
+        padded[span.start : span.stop, : int(part_lengths.max())],
+        part_lengths,
         batch_first=True,
         enforce_sorted=ordered,
     )
 
 
-def _sliced(node: Any, span: SampleRange) -> Any:
-    try:
-        return node[span.start : span.stop]
-    except (TypeError, KeyError, IndexError) as error:
-        raise UsageError(
-            f"cannot split a {type(node).__name__}: batch[{span.start}:{span.stop}] raised"
-            f" {error!r}; let its __getitem__ take a slice, or do without accumulation"
-        ) from error
-
-
 def _counts(node: Any) -> Iterator[int]:
-    """What each leaf that counts samples says, in order."""
+    """Yield the number of samples of each leaf that has one, in order."""
     if isinstance(node, Tensor):
         if node.dim():
             yield node.size(0)
     elif isinstance(node, PackedSequence):
         yield int(node.batch_sizes[0])
-    elif (stated := _stated(node)) is not None:
-        yield stated
+    elif (declared := _declared_count(node)) is not None:
+        yield declared
     elif (opened := _open(node)) is not None:
         for child in opened[0]:
             yield from _counts(child)
 
 
-def _columns(node: Any) -> Iterator[int]:
-    """Lengths of the lists that hold plain values only, such as a column of text."""
+def _list_lengths(node: Any) -> Iterator[int]:
+    """Yield the lengths of lists that have plain values only, such as a column of text."""
     opened = _open(node)
     if opened is None:
         return
@@ -195,11 +188,11 @@ def _columns(node: Any) -> Iterator[int]:
         yield len(children)
     elif not isinstance(node, (list, tuple)):
         for child in children:
-            yield from _columns(child)
+            yield from _list_lengths(child)
 
 
-def _stated(node: Any) -> int | None:
-    """Samples that an object of the user's says it holds; a plain container says nothing."""
+def _declared_count(node: Any) -> int | None:
+    """Return the samples that an object of the user declares; None for a plain container."""
     if isinstance(node, (*_SCALARS, type)):
         return None
     for name in ("num_samples", "num_graphs"):
@@ -214,14 +207,8 @@ def _stated(node: Any) -> int | None:
         return None
 
 
-def _fits(node: Any, rows: int) -> bool:
-    """Every leaf has one entry a sample, so that the node is a list of columns."""
-    said = list(_counts(node))
-    return bool(said) and all(value == rows for value in said)
-
-
 def _open(node: Any) -> tuple[list[Any], Rebuild] | None:
-    """Children of a container and how to make it again; None for a leaf."""
+    """Return the children of a container and a function that rebuilds it; None for a leaf."""
     if isinstance(node, PackedSequence):
         return None
     if isinstance(node, (list, tuple)):
@@ -243,7 +230,7 @@ def _remapped(node: Mapping[Any, Any], keys: Sequence[Any], new: list[Any]) -> A
     values = dict(zip(keys, new, strict=True))
     if not isinstance(node, MutableMapping):
         return type(node)(values)  # type: ignore[call-arg]
-    # A copy keeps what subclasses carry besides their items (default factory, encodings).
+    # A copy keeps the attributes of subclasses (default factory, encodings).
     clone = copy.copy(node)
     clone.update(values)
     return clone

@@ -1,18 +1,18 @@
 """The loader: a cursor over one global order of samples, the same for any number of workers.
 
-``batch_size`` is global. Worker i takes a contiguous, fair part of each global batch; parts never
-overlap and their union is the batch. The cursor counts global samples, so it can be restored on
-another number of workers, or with another batch size, and goes on in the same order.
+``batch_size`` is global. Worker i gets a contiguous, fair part of each global batch; parts never
+overlap, and their union is the batch. The cursor counts global samples, so it can be restored on
+another number of workers, or with another batch size, and continues in the same order.
 
-A loader is iterated once, all epochs through::
+A loader is iterated once, through all epochs::
 
     for batch in loader:            # loader.epoch, loader.mine, loader.total, loader.ids
         ...
 
-A loop that is left early is taken up by the next one, at the batch after the last one yielded.
-When all epochs are through, another loop is an error rather than silently no training: ask for more
-``epochs``, or call ``reset()`` to begin at epoch 0 in the same order. The one exception is the
-first loop after restoring a finished state: it yields nothing, since nothing is left to do.
+After a loop that ends early, the next one continues at the batch after the last one yielded. After
+all epochs, another loop is an error, rather than silently no training: ask for more ``epochs``, or
+call ``reset()`` to begin at epoch 0 in the same order. The one exception is the first loop after
+restoring a finished state: it yields nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import CheckpointMismatch, UsageError
-from shoal.samples.options import LoaderOptions, whole
+from shoal.samples.options import LoaderOptions, check_int
 from shoal.samples.order import ALONE, DataShard, batch_count
 from shoal.samples.reader import BatchSlice
-from shoal.samples.source import UNKNOWN, Draw, source
+from shoal.samples.source import UNKNOWN, source
 
 _MUST_AGREE = ("seed", "length", "shuffle")
 
 
 def make(dataset: Any, batch_size: int, *, share: DataShard = ALONE, **options: Any) -> Loader:
-    """A loader with the fields of `LoaderOptions` as keyword arguments.
+    """Return a loader, with the fields of `LoaderOptions` as keyword arguments.
 
     >>> [batch.tolist() for batch in make(range(5), 2, shuffle=False)]
     [[0, 1], [2, 3], [4]]
@@ -40,12 +40,12 @@ def make(dataset: Any, batch_size: int, *, share: DataShard = ALONE, **options: 
 
 
 class Loader:
-    """Batches of this worker, and where in the data it stands.
+    """Yields the batches of this worker; a cursor over the data.
 
     Attributes:
-        mine: samples in this worker's part of the last batch; 0 means: take part, weigh nothing.
-        total: samples in that whole global batch.
-        last: the very object yielded last; None before the first.
+        mine: samples in this worker's part of the last batch; with 0 it has weight zero.
+        total: samples in the whole of that global batch.
+        last: the object yielded last; None before the first.
         ids: dataset indices (map-style) or stream positions of this worker's part.
         epoch: the epoch of the last batch; after the end, the number of epochs.
     """
@@ -55,8 +55,8 @@ class Loader:
     last: Any
     ids: Sequence[int]
     epoch: int
-    _position: int  # global samples of this epoch consumed by the user, prefetched ones not
-    _moved: bool  # the cursor was set from outside: a running loop must reopen its source
+    _position: int  # global samples of this epoch yielded, without prefetched ones
+    _moved: bool  # the cursor was set from outside, so a running loop must reopen its source
     _ended: bool
 
     def __init__(
@@ -68,27 +68,27 @@ class Loader:
         options: LoaderOptions | None = None,
     ) -> None:
         self.share, self.options = share, options or LoaderOptions()
-        self.batch_size = whole("batch_size", batch_size, least=1)
+        self.batch_size = check_int("batch_size", batch_size, least=1)
         if batch_size < share.count:
             raise UsageError(
                 f"batch_size={batch_size} is global and smaller than the {share.count} workers"
                 " that share it: raise batch_size or use fewer workers"
             )
         self._source = source(dataset, BatchSlice(batch_size, share, self.options))
-        self._warn_if_one_batch_is_all()
+        self._check_length()
         self._loops = 0
         self.reset()
 
     def reset(self) -> None:
-        """Back to the first batch of epoch 0; a running loop goes on from there."""
+        """Go back to the first batch of epoch 0; a running loop continues from there."""
         self.mine, self.total = 0, 0
         self.last, self.ids = None, ()
-        self._place(0, 0)
+        self._set_cursor(0, 0)
 
     def __len__(self) -> int:
-        """Global batches in all epochs, whatever the cursor; a stream may have no length."""
+        """Return the number of global batches in all epochs, wherever the cursor is."""
         if self._source.length == UNKNOWN:
-            # Not a UsageError: list(loader) asks for a hint, and takes no other error for "none".
+            # Not a UsageError: list(loader) asks for a length hint, and ignores only a TypeError.
             raise TypeError("a loader over a stream of unknown length has no len()")
         drops = self.options.drop_last
         return self.options.epochs * batch_count(
@@ -106,33 +106,39 @@ class Loader:
         loop = self._loops
         while self.epoch < self.options.epochs:
             self._moved = False
-            for draw in self._source.draws(self.epoch, self._position):
-                self._take(draw)
-                yield draw.batch
-                self._refuse_if_overtaken(loop)
+            for local in self._source.batches(self.epoch, self._position):
+                # before the yield: a state that is saved in the loop's body is after this batch
+                self._position += local.total
+                self.mine, self.total = len(local.ids), local.total
+                self.last, self.ids = local.batch, local.ids
+                yield local.batch
+                if loop != self._loops:
+                    raise UsageError(
+                        "another loop over the same loader has begun: a loader has one cursor; make"
+                        " a second loader to read the data twice at once"
+                    )
                 if self._moved:
                     break
             else:
                 self.epoch, self._position = self.epoch + 1, 0
         self._ended = True
 
-    def turn_page(self) -> bool:
-        """At the end of an epoch, go to the start of the next; whether we were there."""
-        left = self._source.length - self._position
+    def finish_epoch(self) -> bool:
+        """At the end of an epoch, go to the start of the next; return whether it was the end."""
         if self._source.length == UNKNOWN:
             raise UsageError(
                 "a stream of unknown length does not say where an epoch ends: loop over the loader"
                 " itself, or give the dataset a __len__"
             )
         least = self.batch_size if self.options.drop_last else 1
-        if left >= least:
+        if self._source.length - self._position >= least:
             return False
-        self._place(self.epoch + 1, 0)
+        self._set_cursor(self.epoch + 1, 0)
         self._ended = self.epoch >= self.options.epochs
         return True
 
     def state_dict(self) -> dict[str, int]:
-        """The cursor, in global samples. The batch yielded last counts as consumed."""
+        """Return the cursor, in global samples; the batch yielded last counts as consumed."""
         return {
             "epoch": self.epoch,
             "position": self._position,
@@ -142,20 +148,20 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a saved cursor, saved on any number of workers with any batch size."""
+        """Go to a cursor that was saved on any number of workers with any batch size."""
         self.check(state)
-        self._place(state["epoch"], state["position"])
+        self._set_cursor(state["epoch"], state["position"])
 
     def check(self, state: Mapping[str, int]) -> None:
-        """Refuse a cursor into other data, or into another order of them; stay where we are."""
-        here = self.state_dict()
-        missing = [name for name in here if not isinstance(state.get(name), int)]
+        """Refuse a cursor into other data or another order; the loader's own does not move."""
+        own = self.state_dict()
+        missing = [name for name in own if not isinstance(state.get(name), int)]
         if missing:
-            raise CheckpointMismatch(f"no loader's state: no int for {', '.join(missing)}")
+            raise CheckpointMismatch(f"not a loader's state: no int for {', '.join(missing)}")
         for name in _MUST_AGREE:
-            if state[name] != here[name]:
+            if state[name] != own[name]:
                 raise CheckpointMismatch(
-                    f"the loader was saved with {name} {state[name]} and has {here[name]}: the"
+                    f"the loader was saved with {name} {state[name]} and has {own[name]}: the"
                     " order of samples would differ; pass the same dataset and options as then"
                 )
         epoch, position, length = state["epoch"], state["position"], state["length"]
@@ -165,29 +171,17 @@ class Loader:
                 f"a loader's state points to epoch {epoch}, position {position} of {length} samples"
             )
 
-    def _place(self, epoch: int, position: int) -> None:
+    def _set_cursor(self, epoch: int, position: int) -> None:
         self.epoch, self._position = epoch, position
         self._moved, self._ended = True, False
 
-    def _take(self, draw: Draw) -> None:
-        # The position moves before the yield: a state saved in the loop's body is after this batch.
-        self._position += draw.total
-        self.mine, self.total = len(draw.ids), draw.total
-        self.last, self.ids = draw.batch, draw.ids
-
-    def _refuse_if_overtaken(self, loop: int) -> None:
-        if loop != self._loops:
-            raise UsageError(
-                "another loop over the same loader has begun: a loader has one cursor; make a"
-                " second loader to read the data twice at once"
-            )
-
-    def _warn_if_one_batch_is_all(self) -> None:
+    def _check_length(self) -> None:
+        """Warn of a batch larger than the dataset; refuse one that drop_last would drop."""
         length = self._source.length
         if length == UNKNOWN or self.batch_size <= length:
             return
-        said = f"batch_size={self.batch_size} exceeds the {length} samples of the dataset"
+        excess = f"batch_size={self.batch_size} exceeds the {length} samples of the dataset"
         if self.options.drop_last:
-            raise UsageError(f"{said}, so drop_last would drop all: lower batch_size")
+            raise UsageError(f"{excess}, so drop_last would drop all: lower batch_size")
         if self.share.index == 0:
-            warnings.warn(f"{said}: every epoch is one batch of {length}", stacklevel=3)
+            warnings.warn(f"{excess}: every epoch is one batch of {length}", stacklevel=3)

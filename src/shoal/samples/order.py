@@ -1,8 +1,8 @@
-"""Which sample stands where, and whose it is: pure functions, no dataset, no torch DataLoader.
+"""Which sample is where in an epoch, and which worker reads it: pure functions, no dataset.
 
 The order of an epoch depends on (seed, epoch) alone, never on the number of workers. Position p of
 that order is sample ``order(...)[p]``. A global batch is a range of positions; a worker's part is a
-contiguous range within it. So any number of workers, started at any position, reads the same tail.
+contiguous range within it. So any number of workers, from any position on, reads the same samples.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shoal.errors import BadArgument
 
 @dataclass(frozen=True)
 class DataShard:
-    """This worker among the data-parallel workers: ``index`` of ``count``.
+    """The index of this worker among ``count`` data-parallel workers.
 
-    With ``stands_in`` an empty part comes as one sample that weighs nothing: this rank holds a part
-    of others' model, and must compute when they do.
+    With ``stands_in`` an empty part is replaced by one sample of weight zero: this rank has a part
+    of the model that others compute with, so it must compute when they do.
     """
 
     index: int
@@ -46,12 +46,12 @@ class SampleRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many positions."""
+        """Number of positions."""
         return self.stop - self.start
 
 
 def mix(*keys: int) -> int:
-    """One 63-bit seed out of several integers; neighbouring keys give unrelated seeds.
+    """Hash several integers into a 63-bit seed; neighbouring keys give unrelated seeds.
 
     >>> mix(0, 1) == mix(0, 1), mix(0, 1) == mix(1, 0)
     (True, False)
@@ -61,7 +61,7 @@ def mix(*keys: int) -> int:
 
 
 def order(length: int, *, seed: int, epoch: int, shuffle: bool = True) -> Tensor | range:
-    """The samples of one epoch in their global order.
+    """Return the samples of one epoch in their global order.
 
     >>> order(4, seed=0, epoch=0, shuffle=False)
     range(0, 4)
@@ -73,10 +73,10 @@ def order(length: int, *, seed: int, epoch: int, shuffle: bool = True) -> Tensor
 
 
 def part(span: SampleRange, share: DataShard) -> SampleRange:
-    """A worker's contiguous part of a range; sizes differ by at most one, the first are larger.
+    """Return a worker's contiguous part of a range; sizes differ by one, the first are larger.
 
-    >>> [part(Span(10, 15), Share(i, 3)) for i in range(3)]
-    [Span(start=10, stop=12), Span(start=12, stop=14), Span(start=14, stop=15)]
+    >>> [tuple(part(SampleRange(10, 15), DataShard(i, 3))) for i in range(3)]
+    [(10, 12), (12, 14), (14, 15)]
     """
     each, rest = divmod(span.size, share.count)
     start = span.start + share.index * each + min(share.index, rest)
@@ -86,10 +86,10 @@ def part(span: SampleRange, share: DataShard) -> SampleRange:
 def batches(
     span: SampleRange, batch_size: int, *, drop_last: bool = False
 ) -> Iterator[SampleRange]:
-    """Global batches from ``span.start`` on; the last may be smaller unless it is dropped.
+    """Yield the ranges of global batches; the last may be smaller unless it is dropped.
 
-    >>> list(batches(Span(2, 7), 3))
-    [Span(start=2, stop=5), Span(start=5, stop=7)]
+    >>> [tuple(batch) for batch in batches(SampleRange(2, 7), 3)]
+    [(2, 5), (5, 7)]
     """
     for start in range(span.start, span.stop, batch_size):
         stop = min(start + batch_size, span.stop)
@@ -99,7 +99,7 @@ def batches(
 
 
 def batch_count(length: int, batch_size: int, *, drop_last: bool = False) -> int:
-    """Global batches in one epoch.
+    """Return the number of global batches in one epoch.
 
     >>> batch_count(7, 3), batch_count(7, 3, drop_last=True)
     (3, 2)

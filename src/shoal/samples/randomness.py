@@ -1,7 +1,7 @@
-"""The process's random generators, borrowed for reading data and given back untouched.
+"""The random generators of this process, forked while data are read.
 
-Reading a sample must not move the generators that dropout uses: otherwise prefetching, resuming or
-another number of workers would change the training.
+Reading a sample must not advance the generators that dropout uses: otherwise prefetching, resuming
+or another number of workers would change the training.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 
-class Generators(NamedTuple):
-    """States of torch's CPU generator, of ``random`` and of numpy (None when not imported)."""
+class GeneratorStates(NamedTuple):
+    """States of torch's CPU generator, of ``random`` and of numpy (None if not imported)."""
 
     torch: Tensor
     python: tuple[Any, ...]
     numpy: Any
 
 
-def capture() -> Generators:
-    """The states as they are now."""
+def get_states() -> GeneratorStates:
+    """Return the current states."""
     numpy = sys.modules.get("numpy")
-    held = None if numpy is None else numpy.random.get_state()
-    return Generators(torch.get_rng_state(), random.getstate(), held)
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    return GeneratorStates(torch.get_rng_state(), random.getstate(), numpy_state)
 
 
-def restore(states: Generators) -> None:
-    """Put captured states back."""
+def set_states(states: GeneratorStates) -> None:
+    """Set the states that :func:`get_states` returned."""
     torch.set_rng_state(states.torch)
     random.setstate(states.python)
     if states.numpy is not None:
@@ -40,7 +40,7 @@ def restore(states: Generators) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed all three; devices are left alone, since samples are made on the CPU."""
+    """Seed the three generators; those of devices stay, since samples are made on the CPU."""
     torch.default_generator.manual_seed(number)
     random.seed(number)
     numpy = sys.modules.get("numpy")
@@ -49,10 +49,10 @@ def seed(number: int) -> None:
 
 
 @contextmanager
-def borrowed() -> Iterator[None]:
-    """Whatever happens to the generators inside is undone at the end."""
-    held = capture()
+def fork_rng() -> Iterator[None]:
+    """Restore the states at the end, as ``torch.random.fork_rng`` does for torch's alone."""
+    states = get_states()
     try:
         yield
     finally:
-        restore(held)
+        set_states(states)

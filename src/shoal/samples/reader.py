@@ -1,55 +1,60 @@
 """What runs inside torch's DataLoader, in this process or in its worker processes.
 
-`Samples` reads a map-style dataset and says which sample could not be read. `SampleReader` reads a
-stream to its end, keeps this worker's part of each global batch, and owns the stream's random
-state.
+`IndexedSamples` reads a map-style dataset, `SampleReader` a stream; `NamedCollate` makes batches.
+Their errors name the sample that could not be read, or that does not fit the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from shoal.errors import CheckpointMismatch, UsageError
 from shoal.samples import randomness
 from shoal.samples.batch import cut
-from shoal.samples.collating import Named, Read
 from shoal.samples.options import Collate, LoaderOptions
 from shoal.samples.order import DataShard, SampleRange, mix, part
+
+MAX_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """How a dataset is cut: the global batch, this worker among its peers, and the options."""
+    """How batches are divided: their global size, this worker's share, and the loader's options."""
 
     batch_size: int
     share: DataShard
     options: LoaderOptions
 
 
-class Samples(Dataset[Any]):
-    """A map-style dataset whose errors name the sample, seeded sample by sample when asked to."""
+class SampleList(list[Any]):
+    """The samples of one batch, and their indices in the dataset."""
+
+    def __init__(self, samples: Sequence[Any], indices: Sequence[int]) -> None:
+        super().__init__(samples)
+        self.indices = indices
+
+
+class IndexedSamples(Dataset[Any]):
+    """A map-style dataset; with a seed, every sample is read with generators of its own."""
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
         self._dataset, self._seed = dataset, seed
 
-    def __getitem__(self, index: int) -> Any:
-        """One sample."""
-        return self.__getitems__([index])[0]
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """All samples of a batch, by the dataset's own ``__getitems__`` if it has one."""
-        return Read(self._read(indices), indices)
+        """Read the samples of a batch, with the dataset's own ``__getitems__`` if it has one."""
+        return SampleList(self._read(indices), indices)
 
     def _read(self, indices: list[int]) -> list[Any]:
         if self._seed is not None:
-            with randomness.borrowed():
+            with randomness.fork_rng():
                 return self._one_by_one(indices)
         together = getattr(self._dataset, "__getitems__", None)
         if together is None:
@@ -57,7 +62,7 @@ class Samples(Dataset[Any]):
         try:
             return list(together(indices))
         except Exception as error:
-            self._one_by_one(indices)  # to name the one at fault
+            self._one_by_one(indices)  # raises an error that names the sample
             raise UsageError(f"samples {indices} cannot be read together: {error!r}") from error
 
     def _one_by_one(self, indices: list[int]) -> list[Any]:
@@ -78,82 +83,127 @@ class Samples(Dataset[Any]):
 class SampleReader(IterableDataset[Any]):
     """This worker's part of each global batch of one epoch of a stream, from a position on.
 
-    The stream's random draws are seeded by (seed, epoch) and go on from batch to batch, apart from
-    those of the model, so that every worker sees the same stream, also after a restart.
+    Every worker reads the whole stream. Its random draws are seeded by (seed, epoch), and kept
+    apart from those of the model, so that every worker sees the same stream, also after a restart.
     """
 
     def __init__(self, stream: Iterable[Any], plan: BatchSlice, *, epoch: int, start: int) -> None:
         self._stream, self._plan = stream, plan
         self._epoch, self._position, self._start = epoch, 0, start
-        self._states: randomness.Generators | None = None
+        self._states: randomness.GeneratorStates | None = None
 
     def __iter__(self) -> Iterator[tuple[list[Any], int]]:
-        """Samples of my part (one stand-in when it is empty), and the size of the global batch."""
+        """Yield (this worker's samples, or one if it has none; size of the global batch)."""
         size, drops = self._plan.batch_size, self._plan.options.drop_last
         with self._own_generators():
             samples = iter(self._stream)
         self._skip(samples)
-        while taken := self._take(samples, size):
-            if drops and len(taken) < size:
+        while batch := self._read(samples, size):
+            if drops and len(batch) < size:
                 return
-            mine = part(SampleRange(0, len(taken)), self._plan.share)
-            places = range(self._position - len(taken), self._position)
-            kept = taken[mine.start : mine.stop] or taken[:1]
-            yield Read(kept, places[mine.start : mine.stop] or places[:1]), len(taken)
+            own = part(SampleRange(0, len(batch)), self._plan.share)
+            own = own if own.size else SampleRange(0, 1)
+            indices = range(self._position - len(batch), self._position)[own.start : own.stop]
+            yield SampleList(batch[own.start : own.stop], indices), len(batch)
 
     def _skip(self, samples: Iterator[Any]) -> None:
         while self._position < self._start:
-            if not self._take(samples, min(self._plan.batch_size, self._start - self._position)):
+            if not self._read(samples, min(self._plan.batch_size, self._start - self._position)):
                 raise CheckpointMismatch(
                     f"the stream ended after {self._position} samples, before the saved position"
                     f" {self._start}: it is not the stream that was saved; call reset() to begin"
                 )
 
-    def _take(self, samples: Iterator[Any], count: int) -> list[Any]:
+    def _read(self, samples: Iterator[Any], count: int) -> list[Any]:
         with self._own_generators():
-            taken: list[Any] = []
+            batch: list[Any] = []
             try:
-                taken.extend(islice(samples, count))
+                batch.extend(islice(samples, count))
             except Exception as error:
                 raise UsageError(
-                    f"sample {self._position + len(taken)} of the stream"
+                    f"sample {self._position + len(batch)} of the stream"
                     f" {type(self._stream).__name__} cannot be read: {error!r}"
                 ) from error
-        self._position += len(taken)
-        return taken
+        self._position += len(batch)
+        return batch
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        with randomness.borrowed():
+        """Continue the stream's random draws inside, and the model's afterwards."""
+        with randomness.fork_rng():
             if self._states is None:
                 randomness.seed(mix(self._plan.options.seed, self._epoch))
             else:
-                randomness.restore(self._states)
+                randomness.set_states(self._states)
             yield
-            self._states = randomness.capture()
+            self._states = randomness.get_states()
 
 
 @dataclass(frozen=True)
-class Sized:
-    """A collate function that lets the size of the global batch through."""
+class NamedCollate:
+    """A collate function whose errors name the sample that does not fit."""
+
+    collate: Collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Make a batch."""
+        try:
+            return self.collate(list(samples))
+        except Exception as error:
+            indices = samples.indices if isinstance(samples, SampleList) else range(len(samples))
+            raise UsageError(
+                f"{_difference(samples, indices)}, so they make no batch: {error!r}; make all "
+                "samples alike, or pass collate=..."
+            ) from error
+
+
+def _difference(samples: Sequence[Any], indices: Sequence[int]) -> str:
+    """Describe the first sample that differs in structure from the first of all."""
+    layouts = [_layout(sample) for sample in samples]
+    for index, layout in zip(indices, layouts, strict=True):
+        if layout != layouts[0]:
+            return f"sample {index} is {layout}, but sample {indices[0]} is {layouts[0]}"
+    more = ", ..." if len(indices) > MAX_SHOWN else ""
+    return f"samples {', '.join(map(str, indices[:MAX_SHOWN]))}{more} are each {layouts[0]}"
+
+
+def _layout(sample: Any) -> str:
+    if sample is None:
+        return "None"
+    if isinstance(sample, Tensor):
+        return f"a {str(sample.dtype).removeprefix('torch.')} tensor of shape {tuple(sample.shape)}"
+    if isinstance(sample, tuple | list | Mapping) and len(sample) > MAX_SHOWN:
+        return f"a {type(sample).__name__} of {len(sample)}"
+    if isinstance(sample, tuple | list):
+        return f"({', '.join(map(_layout, sample))})"
+    if isinstance(sample, Mapping):
+        return "{" + ", ".join(f"{key}: {_layout(value)}" for key, value in sample.items()) + "}"
+    return f"a {type(sample).__name__}"
+
+
+@dataclass(frozen=True)
+class StreamCollate:
+    """Collates the samples of a :class:`SampleReader`, and passes the global size on."""
 
     collate: Collate
 
     def __call__(self, item: tuple[list[Any], int]) -> tuple[Any, int]:
-        """Collate the samples only."""
+        """Make (batch, size of the global batch)."""
         samples, total = item
         return self.collate(samples), total
 
 
-def opened(dataset: Dataset[Any], plan: BatchSlice, *, key: tuple[int, ...], **asks: Any) -> Any:
-    """A DataLoader over ``dataset``, whose processes are seeded by the seed and ``key``.
+def data_loader(
+    dataset: Dataset[Any], plan: BatchSlice, *, key: tuple[int, ...], **sampling: Any
+) -> Any:
+    """Return a DataLoader whose processes are seeded by the loader's seed and ``key``.
 
-    Its generator is its own: DataLoader would otherwise draw from the one that dropout uses.
+    It has its own generator: otherwise DataLoader would draw from the one that dropout uses.
     """
     options = plan.options
-    collate: Any = Named(options.collate or default_collate)
+    collate: Any = NamedCollate(options.collate or default_collate)
     if isinstance(dataset, SampleReader):
-        collate = Sized(collate)
+        collate = StreamCollate(collate)
     return DataLoader(
         dataset,
         num_workers=options.processes,
@@ -161,12 +211,12 @@ def opened(dataset: Dataset[Any], plan: BatchSlice, *, key: tuple[int, ...], **a
         collate_fn=collate,
         pin_memory=options.pin_memory and torch.accelerator.is_available(),
         generator=torch.Generator().manual_seed(mix(options.seed, *key)),
-        **asks,
+        **sampling,
     )
 
 
-def emptied(batch: Any) -> Any:
-    """A batch of one sample cut to none; as it is when it cannot be cut."""
+def empty_batch(batch: Any) -> Any:
+    """Return a batch of one sample without that sample; as it is if it cannot be split."""
     with suppress(UsageError):
         return cut(batch, 1, SampleRange(0, 0))
     return batch

@@ -1,1 +1,1 @@
-"""What carries bytes between workers; it knows no technique."""
+"""Wires: they carry messages between workers, and know no training technique."""

@@ -1,11 +1,12 @@
-"""Tensors over a socket: a small JSON header, then raw bytes. Nothing received is ever executed.
+"""Messages with tensors over a TCP socket: a JSON header, then raw bytes; nothing is unpickled.
 
 ::
 
     magic (4) | header length (4, big endian) | header (JSON) | bytes of tensor 0 | tensor 1 | ...
 
-Whoever connects says hello with the run's token, its generation and its number, or is hung up on.
-Until it has, it may send little and has little time, and nobody else waits for it.
+A client authenticates with its first message, which has the run's token, its generation and the
+worker's number; otherwise its connection is closed. Until then it may send little and has little
+time, and it has a thread of its own, so that it cannot delay other clients.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from torch import Tensor
 from shoal.errors import ExchangeTimeout, FaultError, PeerLost
 
 MAGIC = b"SHL1"
-LONGEST_HEADER = 64 * 2**20
-LONGEST_HELLO = 4096
+MAX_HEADER_BYTES = 64 * 2**20
+MAX_HELLO_BYTES = 4096
+MAX_TENSOR_BYTES = 2**36
 HELLO_SECONDS = 10.0
-LARGEST = 2**36  # bytes of one tensor
 DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (
@@ -42,7 +43,7 @@ DTYPES = {
 
 
 class Message(NamedTuple):
-    """What came: its kind, facts, and tensors."""
+    """One message: its kind, facts that JSON can express, and tensors."""
 
     kind: str
     facts: dict[str, Any]
@@ -50,7 +51,7 @@ class Message(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Who connects."""
+    """The first message of a client: it proves that it belongs to the run, and says who it is."""
 
     token: str
     generation: int
@@ -58,11 +59,11 @@ class Hello(NamedTuple):
 
 
 class Channel:
-    """One connection, on which messages go both ways. Sends are atomic; one reader at a time.
+    """Sends and receives messages over one socket; any thread may send, one may receive.
 
     Args:
         connection: a connected TCP socket.
-        peer: what to call the other side in errors.
+        peer: name of the other side in error messages.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -83,33 +84,42 @@ class Channel:
                 self._socket.sendall(MAGIC + struct.pack(">I", len(header)) + header)
                 for tensor in flat:
                     if nbytes := tensor.numel() * tensor.element_size():
-                        self._socket.sendall(_bytes_of(tensor, nbytes))
+                        raw = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+                        self._socket.sendall(raw)
         except OSError as error:
-            raise self._fault(error, "took nothing") from error
+            raise self._fault(error, "read nothing") from error
 
     def receive(self) -> Message:
         """Wait for one message."""
-        kind, facts, like = self._header(LONGEST_HEADER)
-        return Message(kind, facts, [self._tensor(*one) for one in like])
+        kind, facts, layouts = self._header(MAX_HEADER_BYTES)
+        return Message(kind, facts, [self._tensor(dtype, shape) for dtype, shape in layouts])
 
     def receive_hello(self, seconds: float) -> Hello:
-        """Wait so long, in all, for a stranger to say who it is; it may send nothing else."""
-        kind, facts, like = self._header(LONGEST_HELLO, time.monotonic() + seconds)
-        told = tuple(facts.get(name) for name in Hello._fields)
-        if kind != "hello" or like or not all(map(isinstance, told, (str, int, int))):
-            raise PeerLost(f"{self.peer} did not say hello")
-        return Hello(*told)  # type: ignore[arg-type]  # seen just now
+        """Wait for the hello, for ``seconds`` in all; any other message is refused."""
+        kind, facts, layouts = self._header(MAX_HELLO_BYTES, time.monotonic() + seconds)
+        values = tuple(facts.get(name) for name in Hello._fields)
+        if kind != "hello" or layouts or not all(map(isinstance, values, (str, int, int))):
+            raise PeerLost(f"{self.peer} did not authenticate")
+        return Hello(*values)  # type: ignore[arg-type]  # types were checked above
 
     def _header(
-        self, longest: int, end: float | None = None
+        self, max_bytes: int, end: float | None = None
     ) -> tuple[str, dict[str, Any], list[tuple[str, list[int]]]]:
-        start = self._exactly(8, end)
+        start = self._read(8, end)
         if start[:4] != MAGIC:
-            raise PeerLost(f"{self.peer} does not speak our language")
+            raise PeerLost(f"{self.peer} does not use Shoal's protocol")
         (length,) = struct.unpack(">I", start[4:])
-        if length > longest:
+        if length > max_bytes:
             raise PeerLost(f"{self.peer} sent a header of {length} bytes: refused")
-        return _parsed(bytes(self._exactly(length, end)), self.peer)
+        text = bytes(self._read(length, end))
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            header = json.loads(text)
+            kind, facts = header["kind"], header["facts"]
+            layouts = [(dtype, shape) for dtype, shape in header["tensors"]]
+            sound = all(isinstance(d, str) and isinstance(s, list) for d, s in layouts)
+            if isinstance(kind, str) and isinstance(facts, dict) and sound:
+                return kind, facts, layouts
+        raise PeerLost(f"{self.peer} sent a header that cannot be read")
 
     def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
         kind = DTYPES.get(dtype)
@@ -117,42 +127,43 @@ class Channel:
         if kind is None or not sound:
             raise PeerLost(f"{self.peer} sent a tensor of {dtype} {shape}: refused")
         nbytes = math.prod(shape) * torch.empty((), dtype=kind).element_size()
-        if nbytes > LARGEST:
+        if nbytes > MAX_TENSOR_BYTES:
             raise PeerLost(f"{self.peer} sent a tensor of {nbytes} bytes: refused")
         if nbytes == 0:
             return torch.empty(shape, dtype=kind)
-        return torch.frombuffer(self._exactly(nbytes), dtype=kind).view(shape)
+        return torch.frombuffer(self._read(nbytes), dtype=kind).view(shape)
 
-    def _exactly(self, nbytes: int, end: float | None = None) -> bytearray:
+    def _read(self, nbytes: int, end: float | None = None) -> bytearray:
+        """Read exactly ``nbytes``; ``end`` is the deadline, by default the socket's timeout."""
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         while view:
             try:
                 if end is not None:
                     self._socket.settimeout(max(1e-3, end - time.monotonic()))
-                got = self._socket.recv_into(view)
+                received = self._socket.recv_into(view)
             except OSError as error:
-                raise self._fault(error, "said nothing") from error
-            if got == 0:
-                raise PeerLost(f"{self.peer} hung up")
-            view = view[got:]
+                raise self._fault(error, "sent nothing") from error
+            if received == 0:
+                raise PeerLost(f"{self.peer} closed the connection")
+            view = view[received:]
         return buffer
 
     def _fault(self, error: OSError, did: str) -> FaultError:
-        if isinstance(error, TimeoutError):  # late, which is not gone
+        if isinstance(error, TimeoutError):  # a slow peer is not a lost peer
             seconds = self._socket.gettimeout() or 0.0
             return ExchangeTimeout(f"{self.peer} {did} for {seconds:g} s")
-        return PeerLost(f"{self.peer} is gone: {error}")
+        return PeerLost(f"the connection to {self.peer} is lost: {error}")
 
     def close(self) -> None:
-        """Hang up, also on a thread of mine that still reads."""
+        """Close the connection, and wake a thread that still reads from it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
 def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) -> Channel:
-    """Connect and introduce oneself."""
+    """Connect to a listener and authenticate."""
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
     except OSError as error:
@@ -164,46 +175,50 @@ def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) ->
 
 
 def listen(local: bool) -> socket.socket:
-    """A listening socket: on loopback when everybody is on this host."""
+    """Return a listening socket; on loopback only if all processes run on this host."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1" if local else "", 0))
     listener.listen(1024)
     return listener
 
 
-def welcome(
+def accept_loop(
     listener: socket.socket,
-    attend: Callable[[Channel, int], None],
+    handle: Callable[[Channel, int], None],
     *,
     token: str,
     generation: int,
 ) -> None:
-    """Take in visitors until the listener closes; each is greeted, and attended, in a thread."""
+    """Accept connections until the listener closes; each is authenticated and handled in a thread.
 
-    def visit(connection: socket.socket, host: str) -> None:
-        greeted = greet(connection, host, token=token, generation=generation)
-        if greeted is not None:
-            attend(*greeted)
+    ``handle`` gets the channel and worker number of each client with this token and generation.
+    """
 
-    with suppress(OSError):  # closed
+    def authenticate_and_handle(connection: socket.socket, host: str) -> None:
+        client = authenticate(connection, host, token=token, generation=generation)
+        if client is not None:
+            handle(*client)
+
+    with suppress(OSError):  # raised when the listener closes
         while True:
-            connection, address = listener.accept()
-            host = str(address[0])
-            threading.Thread(target=visit, args=(connection, host), daemon=True).start()
+            connection, (host, *_) = listener.accept()
+            threading.Thread(
+                target=authenticate_and_handle, args=(connection, str(host)), daemon=True
+            ).start()
 
 
-def greet(
+def authenticate(
     connection: socket.socket, host: str, *, token: str, generation: int
 ) -> tuple[Channel, int] | None:
-    """A visitor and its number if it is one of ours; else it is hung up on."""
-    channel = Channel(connection, f"visitor {host}")
+    """Return the client's channel and worker number; close it and return None if it is refused."""
+    channel = Channel(connection, f"client {host}")
     try:
         hello = channel.receive_hello(HELLO_SECONDS)
     except FaultError:
         channel.close()
         return None
-    told = hmac.compare_digest(hello.token.encode(errors="replace"), token.encode())
-    if not told or hello.generation != generation:
+    same_token = hmac.compare_digest(hello.token.encode(errors="replace"), token.encode())
+    if not same_token or hello.generation != generation:
         channel.close()
         return None
     connection.settimeout(None)
@@ -211,25 +226,8 @@ def greet(
     return channel, hello.worker
 
 
-def shut(listener: socket.socket) -> None:
-    """Take in nobody any more; close alone would not wake who waits for a visitor."""
+def close_listener(listener: socket.socket) -> None:
+    """Close a listener and end its accept loop, which ``close`` alone would not wake."""
     with suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()
-
-
-def _bytes_of(tensor: Tensor, nbytes: int) -> memoryview:
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
-
-
-def _parsed(text: bytes, peer: str) -> tuple[str, dict[str, Any], list[tuple[str, list[int]]]]:
-    try:
-        header = json.loads(text)
-        kind, facts = header["kind"], header["facts"]
-        like = [(dtype, shape) for dtype, shape in header["tensors"]]
-        pairs = all(isinstance(d, str) and isinstance(s, list) for d, s in like)
-        if isinstance(kind, str) and isinstance(facts, dict) and pairs:
-            return kind, facts, like
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise PeerLost(f"{peer} sent a header that cannot be read")

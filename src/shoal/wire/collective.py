@@ -1,16 +1,9 @@
-"""The wire of a process group: sums by all-reduce, messages by all-gather.
-
-Merge messages pairwise up a tree, then tell the root's to all: how a process group answers Fold.
-
-Blocking: whoever wants overlap asks from a communication thread. All asks of one message take the
-same hops, so each hop is one send.
-"""
+"""The wire of a process group: means by all-reduce, other messages by all-gather."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,27 +13,32 @@ from shoal.errors import UsageError
 from shoal.flow import All, Ask, Fold, Folded, Gather, Mean, Rows, Scatter, Spread, tree
 from shoal.wire.route import Halves
 from shoal.wire.wire import (
+    Parts,
     Pending,
     PendingAll,
     PendingWork,
     Ready,
     gather_flat,
+    mean_of_messages,
     pack,
+    pack_all,
     unpack,
+    unpack_all,
 )
 
 Route: TypeAlias = Callable[[Tensor], None]
-"""Sums a flat tensor over the group, in place, by some route of its own."""
+"""Sums a flat tensor over the group, in place, and blocks meanwhile."""
 
 
 class CollectiveWire:
-    """Answers asks with collectives of a torch process group, under way while backward computes.
+    """Answers asks with asynchronous collectives of a torch process group.
 
     Args:
-        group: the workers taking part.
-        weighted: contributions come scaled by weights that sum to one, so that the mean is the sum.
-        route: sums by this in place of the backend's all-reduce.
-        halves: sums by this where they are first scattered, and gathered later.
+        group: the workers taking part; None for all ranks.
+        weighted: contributions are scaled already by weights that sum to one, so that the mean is
+            the sum.
+        route: used for sums instead of the backend's all-reduce.
+        halves: answers ``Scatter`` and ``Spread``, the two halves of an all-reduce.
     """
 
     def __init__(
@@ -76,10 +74,10 @@ class CollectiveWire:
             case All(asks):
                 return self._all(asks)
             case _:
-                raise UsageError(f"{type(ask).__name__}: a collective cannot answer it")
+                raise UsageError(f"{type(ask).__name__}: a process group cannot answer it")
 
     def leave(self) -> None:
-        """Nothing to say goodbye to."""
+        """Do nothing: the process group outlives the wire."""
 
     def _mean(self, tensor: Tensor) -> Pending:
         flat = tensor.detach()
@@ -97,46 +95,45 @@ class CollectiveWire:
         return total if self.weighted else total.div_(self.size)
 
     def _gather(self, asks: Sequence[Gather]) -> Pending:
-        parts = [part for ask in asks for part in ask.parts]
-        mine = pack(parts)
-        everyone = mine.new_empty(self.size, mine.numel())
-        work = gather_flat(everyone.view(-1), mine, group=self.group, async_op=True)
-        return PendingWork((work,) if work else (), lambda: self._decode(asks, parts, everyone))
-
-    def _decode(self, asks: Sequence[Gather], parts: list[Tensor], everyone: Tensor) -> Any:
-        means = [torch.zeros_like(ask.like) for ask in asks]
+        packed = pack_all(ask.parts for ask in asks)
+        buffers = packed.new_empty(self.size, packed.numel())
+        work = gather_flat(buffers.view(-1), packed, group=self.group, async_op=True)
         weight = 1.0 if self.weighted else 1 / self.size
-        for message in everyone:
-            left = list(unpack(message, parts))
-            for ask, mean in zip(asks, means, strict=True):
-                count = len(ask.parts)
-                ask.add(tuple(left[:count]), mean, weight)
-                del left[:count]
-        return means[0] if len(means) == 1 else tuple(means)
+        return PendingWork(
+            (work,) if work else (),
+            lambda: mean_of_messages(asks, ((buffer, weight) for buffer in buffers)),
+        )
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Sizes first, for everyone may hold other rows; then indices and values, padded."""
-        mine = tensor.detach().coalesce()
-        count = torch.tensor([mine._nnz()], device=mine.device)
+        """Average sparse tensors, of which each rank may have other rows.
+
+        1. Gather the number of rows of each rank.
+        2. Pad indices and values to the largest number, and gather them.
+        3. Cut the padding off, and add rows of the same index.
+        """
+        own = tensor.detach().coalesce()
+        count = torch.tensor([own._nnz()], device=own.device)
         counts = count.new_empty(self.size)
         gather_flat(counts, count, group=self.group)
+
         most = int(counts.max())
-        indices = mine.indices().new_zeros(mine.sparse_dim(), most)
-        indices[:, : mine._nnz()] = mine.indices()
-        values = mine.values().new_zeros(most, *mine.values().shape[1:])
-        values[: mine._nnz()] = mine.values()  # padding adds zero to row 0
-        parts = [indices, values]
-        packed = pack(parts)
-        everyone = packed.new_empty(self.size, packed.numel())
-        gather_flat(everyone.view(-1), packed, group=self.group)
-        found = [unpack(message, parts) for message in everyone]
-        keep = [slice(int(c)) for c in counts]
-        where = torch.cat([i[:, k] for (i, _), k in zip(found, keep, strict=True)], dim=1)
-        what = torch.cat([v[k] for (_, v), k in zip(found, keep, strict=True)])
-        total = torch.sparse_coo_tensor(where, what, mine.shape).coalesce()
+        indices = own.indices().new_zeros(own.sparse_dim(), most)
+        indices[:, : own._nnz()] = own.indices()
+        values = own.values().new_zeros(most, *own.values().shape[1:])
+        values[: own._nnz()] = own.values()
+        packed = pack([indices, values])
+        buffers = packed.new_empty(self.size, packed.numel())
+        gather_flat(buffers.view(-1), packed, group=self.group)
+
+        messages = [unpack(buffer, [indices, values]) for buffer in buffers]
+        sizes = [slice(int(n)) for n in counts]
+        all_indices = torch.cat([i[:, n] for (i, _), n in zip(messages, sizes, strict=True)], dim=1)
+        all_values = torch.cat([v[n] for (_, v), n in zip(messages, sizes, strict=True)])
+        total = torch.sparse_coo_tensor(all_indices, all_values, own.shape).coalesce()
         return total if self.weighted else total / self.size
 
     def _all(self, asks: tuple[Ask, ...]) -> Pending:
+        """Send asks of one kind as one message, others one after the other."""
         if len(asks) == 1:
             return PendingAll((self.ask(asks[0]),))
         sums = [ask for ask in asks if isinstance(ask, Mean)]
@@ -151,75 +148,48 @@ class CollectiveWire:
         return PendingAll(tuple(self.ask(ask) for ask in asks))
 
     def _fused(self, asks: Sequence[Mean]) -> Pending:
+        """Answer means of one dtype with one all-reduce."""
         shapes = [ask.tensor.shape for ask in asks]
-        flat = torch.cat([ask.tensor.detach().reshape(-1) for ask in asks])
-        under_way = self._mean(flat)
+        pending = self._mean(torch.cat([ask.tensor.detach().reshape(-1) for ask in asks]))
 
         def finish() -> tuple[Tensor, ...]:
-            sizes = [shape.numel() for shape in shapes]
-            cut = under_way.wait().split(sizes)
-            return tuple(part.view(shape) for part, shape in zip(cut, shapes, strict=True))
+            parts = pending.wait().split([shape.numel() for shape in shapes])
+            return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
 
         return PendingWork((), finish)
 
 
-Parts = tuple[Tensor, ...]
-
-
 def fold(asks: Sequence[Fold], group: dist.ProcessGroup | None) -> tuple[Folded, ...]:
-    """What the group's messages became, and what I left out when I merged.
+    """Merge the messages of all ranks pairwise along a binary tree; blocks.
 
-    Args:
-        asks: mine, of one message; everybody's have the same sizes.
-        group: None for all ranks.
+    1. Reduce: on each edge of the tree one rank sends its message, and the other merges it into its
+       own and keeps what the merge dropped. Rank 0 ends with the merge of all.
+    2. Broadcast: rank 0 sends the result to all ranks.
+
+    All asks travel in one message, so that each edge is one send; on all ranks they have the same
+    sizes.
     """
-    me, workers = dist.get_rank(group), dist.get_world_size(group)
-    like = [part for ask in asks for part in ask.parts]
-    held = [ask.parts for ask in asks]
+    rank, workers = dist.get_rank(group), dist.get_world_size(group)
+    like = [ask.parts for ask in asks]
+    merged = list(like)
     dropped: list[list[Parts]] = [[] for _ in asks]
-    for taker, giver in tree(workers):
-        if me == giver:
-            _send(held, taker, group)
-        elif me == taker:
-            theirs = _receive(asks, like, giver, group)
-            for i, ask in enumerate(asks):
-                held[i], out = ask.merge(held[i], theirs[i])
-                dropped[i].append(out)
-    agreed = _from_root(held, asks, like, group)
+    for target, source in tree(workers):
+        if rank == source:
+            message = pack_all(merged)
+            if message.numel():  # both ends know that an empty message is not sent
+                dist.send(message, group=group, group_dst=target)
+        elif rank == target:
+            buffer = torch.empty_like(pack_all(like))
+            if buffer.numel():
+                dist.recv(buffer, group=group, group_src=source)
+            for i, theirs in enumerate(unpack_all(buffer, like)):
+                merged[i], rest = asks[i].merge(merged[i], theirs)
+                dropped[i].append(rest)
+
+    result = pack_all(merged)
+    if result.numel():
+        dist.broadcast(result, group=group, group_src=0)
     return tuple(
-        Folded(parts, tuple(out), workers) for parts, out in zip(agreed, dropped, strict=True)
+        Folded(parts, tuple(rests), workers)
+        for parts, rests in zip(unpack_all(result, like), dropped, strict=True)
     )
-
-
-def _send(held: Sequence[Parts], to: int, group: dist.ProcessGroup | None) -> None:
-    message = _packed(held)
-    if message.numel():  # both ends know that an empty one is not sent
-        dist.send(message, group=group, group_dst=to)
-
-
-def _receive(
-    asks: Sequence[Fold], like: list[Tensor], giver: int, group: dist.ProcessGroup | None
-) -> list[Parts]:
-    buffer = torch.empty_like(pack(like))
-    if buffer.numel():
-        dist.recv(buffer, group=group, group_src=giver)
-    return _cut(unpack(buffer, like), asks)
-
-
-def _from_root(
-    held: Sequence[Parts], asks: Sequence[Fold], like: list[Tensor], group: dist.ProcessGroup | None
-) -> list[Parts]:
-    message = _packed(held)
-    if message.numel():
-        dist.broadcast(message, group=group, group_src=0)
-    return _cut(unpack(message, like), asks)
-
-
-def _packed(held: Sequence[Parts]) -> Tensor:
-    return pack([part for parts in held for part in parts])
-
-
-def _cut(parts: Parts, asks: Sequence[Fold]) -> list[Parts]:
-    """The parts of each ask."""
-    ends = accumulate((len(ask.parts) for ask in asks), initial=0)
-    return [parts[start:stop] for start, stop in pairwise(ends)]

@@ -1,4 +1,8 @@
-"""The wire of neighbours: my answer is my row of W times what my neighbours and I hold."""
+"""The wire of gossip: each worker averages with its neighbours in a graph only.
+
+The answer of worker i is row i of the mixing matrix W times the messages of all workers,
+``sum_j W[i, j] * message_j``; where ``W[i, j]`` is zero, nothing is sent.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,15 @@ from torch import Tensor
 
 from shoal.errors import UsageError
 from shoal.flow import All, Ask, Gather, Mean
-from shoal.wire.wire import Pending, PendingAll, PendingWork, Ready, pack, unpack
+from shoal.wire.wire import Pending, PendingAll, PendingWork, Ready, mean_of_messages, pack_all
 
 
 class NeighbourWire:
-    """Answers by sends to and receives from neighbours only.
+    """Answers asks with sends to and receives from the neighbours.
 
     Args:
         group: the workers in the graph.
-        row: weight of each worker in my answer; zero is no neighbour.
+        row: this worker's row of W: the weight of each worker in the answer.
     """
 
     blocks = False
@@ -27,14 +31,14 @@ class NeighbourWire:
     def __init__(self, group: dist.ProcessGroup | None, row: Tensor) -> None:
         self.group = group
         self.size = dist.get_world_size(group)
-        self.me = dist.get_rank(group)
+        self.rank = dist.get_rank(group)
         self.weights = [float(w) for w in row]
 
     def ask(self, ask: Ask) -> Pending:
         """Issue one ask, or several messages as one."""
         match ask:
             case Mean(tensor):
-                return self._mix(tensor)
+                return self._mean(tensor)
             case Gather():
                 return self._gather([ask])
             case All(asks):
@@ -43,50 +47,45 @@ class NeighbourWire:
                     return self._gather(gathers)
                 return PendingAll(tuple(self.ask(one) for one in asks))
             case _:
-                raise UsageError(f"{type(ask).__name__}: neighbours cannot answer it")
+                raise UsageError(f"{type(ask).__name__}: neighbours in a graph cannot answer it")
 
     def leave(self) -> None:
-        """Nothing to say goodbye to."""
+        """Do nothing: the process group outlives the wire."""
 
-    def _mix(self, tensor: Tensor) -> Pending:
+    def _mean(self, tensor: Tensor) -> Pending:
         if tensor.numel() == 0:
             return Ready(tensor)
-        mine = tensor.detach().contiguous()
-        boxes, works = self._swap(mine)
+        own = tensor.detach().contiguous()
+        buffers, works = self._exchange(own)
 
         def finish() -> Tensor:
-            mixed = mine * self.weights[self.me]
-            for j, box in boxes.items():  # ascending: the same sum on every run
-                mixed.add_(box, alpha=self.weights[j])
-            return mixed
+            mean = own * self.weights[self.rank]
+            for j, buffer in buffers.items():  # ascending: the same sum on every run
+                mean.add_(buffer, alpha=self.weights[j])
+            return mean
 
         return PendingWork(works, finish, signals=False)
 
     def _gather(self, asks: Sequence[Gather]) -> Pending:
-        """Messages of all asks in one; each neighbour's is decoded with its weight."""
-        parts = [part for ask in asks for part in ask.parts]
-        mine = pack(parts)
-        boxes, works = self._swap(mine) if mine.numel() else ({}, ())
+        own = pack_all(ask.parts for ask in asks)
+        buffers, works = self._exchange(own) if own.numel() else ({}, ())
 
         def finish() -> Any:
-            said = {**boxes, self.me: mine} if mine.numel() else {self.me: mine}
-            means = [torch.zeros_like(ask.like) for ask in asks]
-            for j in sorted(said):
-                left = list(unpack(said[j], parts))
-                for ask, mean in zip(asks, means, strict=True):
-                    ask.add(tuple(left[: len(ask.parts)]), mean, self.weights[j])
-                    del left[: len(ask.parts)]
-            return means[0] if len(means) == 1 else tuple(means)
+            messages = sorted({**buffers, self.rank: own}.items())
+            return mean_of_messages(asks, ((buffer, self.weights[j]) for j, buffer in messages))
 
         return PendingWork(works, finish, signals=False)
 
-    def _swap(self, mine: Tensor) -> tuple[dict[int, Tensor], tuple[dist.Work, ...]]:
-        """Send mine to each neighbour and receive theirs, ascending."""
-        others = [j for j, w in enumerate(self.weights) if w and j != self.me]
-        boxes = {j: torch.empty_like(mine) for j in others}
+    def _exchange(self, own: Tensor) -> tuple[dict[int, Tensor], tuple[dist.Work, ...]]:
+        """Send ``own`` to each neighbour and receive theirs, in ascending order of ranks.
+
+        gloo matches sends and receives of one tag by their order, which is that of the asks.
+        """
+        neighbours = [j for j, w in enumerate(self.weights) if w and j != self.rank]
+        buffers = {j: torch.empty_like(own) for j in neighbours}
         works = []
-        for j in others:  # order of pairs is the order of asks: gloo matches them by tag and order
+        for j in neighbours:
             peer = dist.get_global_rank(self.group, j) if self.group is not None else j
-            works.append(dist.isend(mine, peer, group=self.group))
-            works.append(dist.irecv(boxes[j], peer, group=self.group))
-        return boxes, tuple(w for w in works if w is not None)
+            works.append(dist.isend(own, peer, group=self.group))
+            works.append(dist.irecv(buffers[j], peer, group=self.group))
+        return buffers, tuple(w for w in works if w is not None)

@@ -1,4 +1,4 @@
-"""The wire of one worker: what I say is what all say."""
+"""The wire of a single worker: the answer is its own message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shoal.wire.wire import Pending, Ready
 
 
 class NullWire:
-    """Answers every ask with my own message. World size one is no other code path."""
+    """Answers every ask with the worker's own message, so that one worker is no special case."""
 
     size = 1
     blocks = False
@@ -17,4 +17,4 @@ class NullWire:
         return Ready(alone(ask))
 
     def leave(self) -> None:
-        """Nothing to say goodbye to."""
+        """Do nothing: there is no peer."""

@@ -1,14 +1,18 @@
-"""Sum several tensors over a group at the same time, along routes, with a queue at every hop.
+"""All-reduce several tensors at the same time, with a send queue for each link.
 
-On a route each rank is a hop for the others: it takes in what comes, and passes on what is ready.
-Where several messages are ready for one peer, the most urgent of them goes next, not the one that
-waited longest. So ranks pass messages on in orders of their own, and a receiver cannot know which
-one comes: every message says its number. Numbers are the order in which sums were asked for, which
-is the same on every rank.
+On a route, each rank receives partial sums and forwards what is ready. Where several messages are
+ready for one peer, the most urgent is sent next, not the one that has waited longest::
 
-A link carries one message at a time each way, and what is under way is not interrupted: the size of
-a message is what an urgent one may have to wait for. Nobody waits for an order that another rank
-keeps, and what comes before it was asked for here is held, so no order can lock up.
+    rank 3 ---> rank 2 [ send queue to rank 0: sum 7, sum 5, sum 4 ] ---> rank 0
+                                                ^ goes next
+
+So ranks forward messages in different orders, and a receiver cannot know which message comes next:
+every message has the number of its sum. Numbers count sums in the order in which they were begun,
+which is the same on every rank.
+
+A link carries one message at a time in each direction, and does not interrupt it: an urgent message
+waits for at most one other. No rank waits for the order of another, and a message of a sum that has
+not begun here is stored, so no order can deadlock.
 """
 
 from __future__ import annotations
@@ -25,16 +29,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.wire.collective import CollectiveWire
-from shoal.wire.route import Leg, RouteCut, take_in
+from shoal.wire.route import Leg, RouteCut, write_chunks
 from shoal.wire.shm.work import Work
 from shoal.wire.wire import Pending, PendingWork, Ready
 
 Urgency: TypeAlias = Callable[[int], int]
-"""Number of a message -> its place in a queue; the least goes first."""
+"""Number of a sum -> the position of its messages in a queue; the least is sent first."""
 
 
 def newest(number: int) -> int:
-    """What was asked for last goes first: where backward ends, the next forward begins."""
+    """Send the sum that began last first: the layer that backward ends with begins forward."""
     return -number
 
 
@@ -43,260 +47,247 @@ def oldest(number: int) -> int:
     return number
 
 
-class Path(NamedTuple):
-    """This rank's part in a route, and into how many chunks a message is cut for it."""
+class RoutePlan(NamedTuple):
+    """This rank's legs of a route, and the number of chunks into which it divides a tensor."""
 
     legs: tuple[Leg, ...]
     chunks: int
 
 
 class Links(Protocol):
-    """What carries numbered messages to and from each peer, in the order sent. Both block."""
+    """Sends and receives numbered messages; those of one peer arrive in the order sent."""
 
     def send(self, peer: int, number: int, message: Tensor) -> None:
-        """Return when the message may be overwritten."""
+        """Block until the message may be overwritten."""
 
     def receive(self, peer: int) -> tuple[int, Tensor]:
-        """The next message's number, and its bytes."""
+        """Block until a message arrives; return its number and its bytes."""
 
 
 class GroupLinks:
-    """Links of a process group whose messages may lie in the host's memory.
-
-    Args:
-        group: None for all ranks.
-        tag: of its messages, and of no others of the group.
-    """
+    """Links of a process group that sends from host memory; no other messages have its tag."""
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
         self._group, self._tag = group, tag
 
     def send(self, peer: int, number: int, message: Tensor) -> None:
-        """A head of two numbers, then the bytes."""
+        """Send a header (number, bytes), then the message."""
         raw = message.detach().cpu().view(torch.uint8)
-        head = torch.tensor([number, raw.numel()])
+        header = torch.tensor([number, raw.numel()])
         send = partial(dist.isend, group=self._group, tag=self._tag, group_dst=peer)
-        for work in (send(head), send(raw)):
+        for work in (send(header), send(raw)):
             if work is not None:
                 work.wait()
 
     def receive(self, peer: int) -> tuple[int, Tensor]:
-        """The head tells how many bytes follow."""
+        """Receive a header, then as many bytes as it says."""
         receive = partial(dist.recv, group=self._group, tag=self._tag, group_src=peer)
-        head = torch.empty(2, dtype=torch.int64)
-        receive(head)
-        number, nbytes = head.tolist()
+        header = torch.empty(2, dtype=torch.int64)
+        receive(header)
+        number, nbytes = header.tolist()
         raw = torch.empty(nbytes, dtype=torch.uint8)
         receive(raw)
         return number, raw
 
 
-class Sum:
-    """One tensor on its way: where it stands in its legs, what has come, what has not left yet."""
+class RunningSum:
+    """One all-reduce under way: its current leg, messages received, and messages not sent yet."""
 
-    def __init__(self, number: int, tensor: Tensor, path: Path) -> None:
-        self.number, self.legs = number, path.legs
-        self.cut = RouteCut(tensor, path.chunks)
+    def __init__(self, number: int, tensor: Tensor, plan: RoutePlan) -> None:
+        self.number, self.legs = number, plan.legs
+        self.cut = RouteCut(tensor, plan.chunks)
         self.work = Work((tensor,))
-        self.leaving = 0
-        self.came: dict[int, deque[Tensor]] = {}
-        self._at, self._entered = 0, False
+        self.unsent = 0
+        self.received: dict[int, deque[Tensor]] = {}
+        self._leg, self._sent_leg = 0, False
 
-    def awaited(self) -> Counter[int]:
-        """Messages that each peer will send."""
-        takes = (item for leg in self.legs for item in leg.receives.items())
-        return Counter(peer for peer, taken in takes if self._numel(taken))
+    def expected(self) -> Counter[int]:
+        """Return the number of messages that each peer will send."""
+        pairs = (item for leg in self.legs for item in leg.receives.items())
+        return Counter(peer for peer, receives in pairs if self._numel(receives))
 
-    def arrived(self, peer: int, message: Tensor) -> None:
-        """Keep it until its leg is reached."""
-        self.came.setdefault(peer, deque()).append(message)
+    def store(self, peer: int, message: Tensor) -> None:
+        """Keep a message until its leg is reached."""
+        self.received.setdefault(peer, deque()).append(message)
 
     def advance(self) -> list[tuple[int, Tensor]]:
-        """Go on as far as can be; the messages that may leave now, with whom they are for.
+        """Go through the legs as far as possible; return (peer, message) of what to send now.
 
-        What follows from nothing that is still to come leaves at once, to all peers. What comes is
-        taken in when it is all there, and nothing that it would overwrite still leaves.
+        The messages of a leg depend on nothing that is still to be received, so all are returned
+        at once. Received messages are written when all of a leg have arrived and none that they
+        would overwrite is still to be sent.
         """
         ready: list[tuple[int, Tensor]] = []
-        while self._at < len(self.legs):
-            leg = self.legs[self._at]
-            if not self._entered:
-                self._entered = True
-                messages = [(peer, self.cut.message(gives)) for peer, gives in leg.sends.items()]
+        while self._leg < len(self.legs):
+            leg = self.legs[self._leg]
+            if not self._sent_leg:
+                self._sent_leg = True
+                messages = [(peer, self.cut.message(chunks)) for peer, chunks in leg.sends.items()]
                 ready += [(peer, message) for peer, message in messages if message.numel()]
-            if leg.receives and (ready or self.leaving or not self._complete(leg)):
+            receives = {peer: r for peer, r in leg.receives.items() if self._numel(r)}
+            complete = all(self.received.get(peer) for peer in receives)
+            if leg.receives and (ready or self.unsent or not complete):
                 break
-            self._take(leg)
-            self._at, self._entered = self._at + 1, False
-        self.leaving += len(ready)
+            for peer, chunks in receives.items():
+                raw = self.received[peer].popleft().view(self.cut.tensor.dtype)
+                write_chunks(self.cut, raw.to(self.cut.tensor.device), chunks)
+            self._leg, self._sent_leg = self._leg + 1, False
+        self.unsent += len(ready)
         return ready
 
     @property
-    def over(self) -> bool:
-        """Whether all came, and all left."""
-        return self._at == len(self.legs) and not self.leaving
+    def done(self) -> bool:
+        """Whether all messages have been received and sent."""
+        return self._leg == len(self.legs) and not self.unsent
 
-    def _complete(self, leg: Leg) -> bool:
-        takes = leg.receives.items()
-        return all(self.came.get(peer) or not self._numel(taken) for peer, taken in takes)
-
-    def _take(self, leg: Leg) -> None:
-        for peer, takes in leg.receives.items():
-            if self._numel(takes):
-                raw = self.came[peer].popleft().view(self.cut.tensor.dtype)
-                take_in(self.cut, raw.to(self.cut.tensor.device), takes)
-
-    def _numel(self, takes: list[tuple[int, bool]]) -> int:
-        """Both ends know that an empty message is not sent."""
-        return sum(self.cut.part(chunk).numel() for chunk, _ in takes)
+    def _numel(self, receives: list[tuple[int, bool]]) -> int:
+        """Return the size of a message; both ends know that an empty one is not sent."""
+        return sum(self.cut.part(chunk).numel() for chunk, _ in receives)
 
 
 class QueuedMessage(NamedTuple):
-    """A message that waits at a hop, ordered by its place in the queue."""
+    """A message in a send queue, ordered by urgency, then by the order of entry."""
 
     urgency: int
-    turn: int
-    sum: Sum
+    entry: int
+    sum: RunningSum
     message: Tensor
 
 
 class QueuedRoute:
-    """The queues of one rank: two threads a peer, one that sends and one that receives.
+    """The send queues of one rank: for each peer one thread sends and one receives.
 
     Args:
         links: to the peers.
-        path: by which legs a tensor is summed; the same for all ranks that ask.
-        urgency: which of the waiting messages goes next.
+        plan: returns the legs that sum a tensor; the same on all ranks.
+        urgency: decides which message of a queue is sent next.
     """
 
     def __init__(
-        self, links: Links, path: Callable[[Tensor], Path], urgency: Urgency = newest
+        self, links: Links, plan: Callable[[Tensor], RoutePlan], urgency: Urgency = newest
     ) -> None:
-        self._links, self._path, self._urgency = links, path, urgency
+        self._links, self._plan, self._urgency = links, plan, urgency
         self._changed = threading.Condition()
-        self._asked = self._turns = 0
-        self._sums: dict[int, Sum] = {}
-        self._held: dict[int, list[tuple[int, Tensor]]] = {}  # came before it was asked for
+        self._begun = self._entries = 0
+        self._sums: dict[int, RunningSum] = {}
+        self._early: dict[int, list[tuple[int, Tensor]]] = {}  # of sums that have not begun here
         self._queues: dict[int, list[QueuedMessage]] = {}
-        self._awaited: Counter[int] = Counter()
+        self._expected: Counter[int] = Counter()
         self._threads: dict[tuple[str, int], threading.Thread] = {}
         self._closed = False
         self._error: BaseException | None = None
 
     def sum(self, tensor: Tensor) -> Work:
         """Begin to sum a flat tensor over the group, in place."""
-        path = self._path(tensor)
+        plan = self._plan(tensor)
         with self._changed:
             if self._error is not None:
                 raise self._error
-            one = self._sums[self._asked] = Sum(self._asked, tensor, path)
-            self._asked += 1
-            for peer, count in one.awaited().items():
-                self._awaited[peer] += count
-                self._serve("receive", peer, self._receive)
-            for peer, message in self._held.pop(one.number, ()):
-                self._take(one, peer, message)
-            self._advance(one)
-        return one.work
+            running = self._sums[self._begun] = RunningSum(self._begun, tensor, plan)
+            self._begun += 1
+            for peer, count in running.expected().items():
+                self._expected[peer] += count
+                self._start_thread("receive", peer, self._receive)
+            for peer, message in self._early.pop(running.number, ()):
+                self._store(running, peer, message)
+            self._advance(running)
+        return running.work
 
     def waiting(self, peer: int) -> tuple[int, ...]:
-        """Numbers of the messages that wait for the link to a peer, the next one first."""
+        """Return the numbers of the messages queued for a peer, the next one first."""
         with self._changed:
-            return tuple(letter.sum.number for letter in sorted(self._queues.get(peer, ())))
+            return tuple(queued.sum.number for queued in sorted(self._queues.get(peer, ())))
 
     def close(self) -> None:
-        """End the threads; nothing is under way any more."""
+        """End the threads, when no sum is under way any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads.values():
             thread.join(5)
 
-    def _advance(self, one: Sum) -> None:
-        """Queue what may leave, or end the sum."""
-        for peer, message in one.advance():
-            letter = QueuedMessage(self._urgency(one.number), self._turns, one, message)
-            self._turns += 1
-            heapq.heappush(self._queues.setdefault(peer, []), letter)
-            self._serve("send", peer, self._send)
-        if one.over and one.number in self._sums:  # else it failed meanwhile
-            del self._sums[one.number]
-            one.work.finish()
+    def _advance(self, running: RunningSum) -> None:
+        """Queue the messages that can be sent, or complete the sum."""
+        for peer, message in running.advance():
+            urgency = self._urgency(running.number)
+            queue = self._queues.setdefault(peer, [])
+            heapq.heappush(queue, QueuedMessage(urgency, self._entries, running, message))
+            self._entries += 1
+            self._start_thread("send", peer, self._send)
+        if running.done and running.number in self._sums:  # it is not there if it failed meanwhile
+            del self._sums[running.number]
+            running.work.finish()
         self._changed.notify_all()
 
-    def _serve(self, way: str, peer: int, loop: Callable[[int], None]) -> None:
-        if (way, peer) not in self._threads:
-            name = f"shoal-hop-{way}-{peer}"
+    def _start_thread(self, direction: str, peer: int, loop: Callable[[int], None]) -> None:
+        if (direction, peer) not in self._threads:
+            name = f"shoal-link-{direction}-{peer}"
             thread = threading.Thread(target=self._guard, args=(loop, peer), name=name, daemon=True)
-            self._threads[way, peer] = thread
+            self._threads[direction, peer] = thread
             thread.start()
 
     def _send(self, peer: int) -> None:
         queue = self._queues[peer]
-        while self._have(lambda: bool(queue)):
+        while self._wait_for(lambda: bool(queue)):
             with self._changed:
-                _, _, one, message = heapq.heappop(queue)
-            self._links.send(peer, one.number, message)
+                _, _, running, message = heapq.heappop(queue)
+            self._links.send(peer, running.number, message)
             with self._changed:
-                one.leaving -= 1
-                self._advance(one)
+                running.unsent -= 1
+                self._advance(running)
 
     def _receive(self, peer: int) -> None:
-        while self._have(lambda: self._awaited[peer] > 0):
+        while self._wait_for(lambda: self._expected[peer] > 0):
             number, message = self._links.receive(peer)
             with self._changed:
-                one = self._sums.get(number)
-                if one is None:
-                    self._held.setdefault(number, []).append((peer, message))
+                running = self._sums.get(number)
+                if running is None:
+                    self._early.setdefault(number, []).append((peer, message))
                 else:
-                    self._take(one, peer, message)
-                    self._advance(one)
+                    self._store(running, peer, message)
+                    self._advance(running)
 
-    def _take(self, one: Sum, peer: int, message: Tensor) -> None:
-        self._awaited[peer] -= 1  # not of those held: what was asked for is still to come
-        one.arrived(peer, message)
+    def _store(self, running: RunningSum, peer: int, message: Tensor) -> None:
+        # called when the message arrives or, if that is earlier than its sum, when the sum begins:
+        # _expected counts messages of sums that have begun
+        self._expected[peer] -= 1
+        running.store(peer, message)
 
-    def _have(self, something: Callable[[], bool]) -> bool:
-        """Wait until there is something to do; False when there will be nothing any more."""
+    def _wait_for(self, ready: Callable[[], bool]) -> bool:
+        """Wait until ``ready``; return False when the route is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or something())
+            self._changed.wait_for(lambda: self._closed or ready())
             return not self._closed
 
     def _guard(self, loop: Callable[[int], None], peer: int) -> None:
-        """Whatever fails on a link fails every sum that is under way."""
+        """Run a thread's loop; an error on any link fails every sum under way."""
         try:
             loop(peer)
         except BaseException as error:
             with self._changed:
                 self._error, self._closed = self._error or error, True
-                broken, self._sums = list(self._sums.values()), {}
+                failed, self._sums = list(self._sums.values()), {}
                 self._changed.notify_all()
-            for one in broken:
-                one.work.finish(error)
+            for running in failed:
+                running.work.finish(error)
 
 
 class QueuedWire(CollectiveWire):
-    """A process group whose sums go by queues at every hop, several at the same time.
-
-    Args:
-        group: the workers taking part.
-        weighted: contributions come scaled by weights that sum to one, so that the mean is the sum.
-        hops: this rank's queues.
-    """
+    """A :class:`CollectiveWire` whose means go through send queues, several at the same time."""
 
     def __init__(
-        self, group: dist.ProcessGroup | None, *, weighted: bool, hops: QueuedRoute
+        self, group: dist.ProcessGroup | None, *, weighted: bool, queues: QueuedRoute
     ) -> None:
         super().__init__(group, weighted=weighted)
-        self.hops = hops
+        self.queues = queues
 
     def leave(self) -> None:
-        """End the queues' threads."""
-        self.hops.close()
+        """End the threads of the queues."""
+        self.queues.close()
 
     def _mean(self, tensor: Tensor) -> Pending:
         flat = tensor.detach().contiguous()
         if flat.numel() == 0:
             return Ready(tensor)
-        work = self.hops.sum(flat.view(-1))
+        work = self.queues.sum(flat.view(-1))
         return PendingWork((work,), lambda: self._scaled(flat).view(tensor.shape))

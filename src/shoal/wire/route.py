@@ -1,16 +1,12 @@
-"""Run an all-reduce along a route given as data: rounds of (source, target, chunk, add).
+"""All-reduce along a route that is given as data: rounds of (source, target, chunk, add).
 
-It knows no collective by name; any that is proved will do. In a round, all chunks for one peer
-travel as one message, as the price assumes. Messages between two ranks arrive in the order in which
-they were sent, and every rank walks the rounds in the same order, so all-reduces may follow each
-other with no barrier between; those that run at the same time (threads) need a ``tag`` each.
+This module knows no algorithm by name: ring, tree and butterfly are only different rounds. In a
+round, all chunks for one peer travel as one message, which is what the cost model assumes. Messages
+between two ranks arrive in the order sent, and every rank follows the rounds in the same order, so
+all-reduces may follow each other without a barrier. Those that run at the same time, in several
+threads, each need their own ``tag``.
 
-Blocking: whoever wants overlap calls it from a communication thread.
-
-An all-reduce in two halves, in place: sums are scattered now, and gathered when they are needed.
-
-Both run round a ring by point-to-point messages, so that a tensor of any length will do and no
-copy is made. Blocking: whoever wants overlap calls them from a communication thread.
+All functions block; for overlap call them from a communication thread.
 """
 
 from __future__ import annotations
@@ -30,15 +26,15 @@ PlainCopy = tuple[int, int, int, bool]
 
 
 class Leg(NamedTuple):
-    """What one rank does in one round: peer -> chunks to send; peer -> (chunk, add) to take in."""
+    """One rank's part in one round: peer -> chunks to send; peer -> (chunk, add) to receive."""
 
     sends: dict[int, list[int]]
     receives: dict[int, list[tuple[int, bool]]]
 
 
 def legs(rounds: Iterable[Sequence[PlainCopy]], rank: int) -> tuple[Leg, ...]:
-    """The part of ``rank`` in these rounds; rounds in which it is idle are left out."""
-    mine = []
+    """Return the part of ``rank`` in these rounds, without the rounds in which it is idle."""
+    own = []
     for copies in rounds:
         leg = Leg({}, {})
         for source, target, chunk, add in copies:
@@ -47,119 +43,110 @@ def legs(rounds: Iterable[Sequence[PlainCopy]], rank: int) -> tuple[Leg, ...]:
             if target == rank:
                 leg.receives.setdefault(source, []).append((chunk, add))
         if leg.sends or leg.receives:
-            mine.append(leg)
-    return tuple(mine)
-
-
-def run_rounds(
-    tensor: Tensor,
-    rounds: Iterable[Sequence[PlainCopy]],
-    *,
-    chunks: int,
-    group: dist.ProcessGroup | None = None,
-    tag: int = 0,
-) -> None:
-    """Sum a flat tensor over the group in place, along these rounds.
-
-    Args:
-        tensor: one-dimensional and contiguous, of the same size on every rank; may be empty.
-        rounds: of the whole group, ranks counted within the group.
-        chunks: into how many nearly equal chunks the tensor is cut.
-        group: None for all ranks.
-        tag: tells apart all-reduces that run at the same time.
-    """
-    run_legs(tensor, legs(rounds, dist.get_rank(group)), chunks=chunks, group=group, tag=tag)
+            own.append(leg)
+    return tuple(own)
 
 
 def run_legs(
     tensor: Tensor,
-    mine: Iterable[Leg],
+    own_legs: Iterable[Leg],
     *,
     chunks: int,
     group: dist.ProcessGroup | None = None,
     tag: int = 0,
 ) -> None:
-    """Like :func:`run_rounds`, with this rank's legs worked out once and used again."""
+    """Sum a flat tensor over the group in place, along a route.
+
+    Args:
+        tensor: one-dimensional and contiguous, of the same size on every rank; may be empty.
+        own_legs: this rank's legs of the route.
+        chunks: number of nearly equal chunks into which the tensor is divided.
+        group: None for all ranks.
+        tag: distinguishes all-reduces that run at the same time.
+    """
     if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise BadArgument(f"run_rounds(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
+        raise BadArgument(f"run_legs(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
     if chunks < 1:
-        raise BadArgument(f"run_rounds(chunks={chunks})", "needs at least one chunk")
+        raise BadArgument(f"run_legs(chunks={chunks})", "needs at least one chunk")
     cut = RouteCut(tensor, chunks)
-    for leg in mine:
+    for leg in own_legs:
         _run_leg(cut, leg, group or dist.group.WORLD, tag)
 
 
 class RouteCut(NamedTuple):
-    """A flat tensor in chunks whose sizes differ by one at most; some may be empty."""
+    """A flat tensor divided into chunks whose sizes differ by at most one; some may be empty."""
 
     tensor: Tensor
     chunks: int
 
     def part(self, first: int, count: int = 1) -> Tensor:
-        """A view of ``count`` chunks that lie side by side."""
+        """Return a view of ``count`` adjacent chunks."""
         n = self.tensor.numel()
         return self.tensor[first * n // self.chunks : (first + count) * n // self.chunks]
 
     def message(self, chunks: Sequence[int]) -> Tensor:
-        """These chunks in one piece: a view where they lie side by side, else a copy."""
-        if _side_by_side(chunks):
+        """Return these chunks as one tensor: a view if they are adjacent, else a copy."""
+        if _adjacent(chunks):
             return self.part(chunks[0], len(chunks))
         return torch.cat([self.part(chunk) for chunk in chunks])
 
 
-def _side_by_side(chunks: Sequence[int]) -> bool:
+def _adjacent(chunks: Sequence[int]) -> bool:
     return all(after == before + 1 for before, after in pairwise(chunks))
 
 
 def _run_leg(cut: RouteCut, leg: Leg, group: dist.ProcessGroup | None, tag: int) -> None:
+    """Receive and send at the same time; a rank sends what it had before the round."""
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
-    for peer, takes in leg.receives.items():
-        buffer = _place(cut, leg, takes)
-        if buffer is None:  # what is sent in a round is what was held before it
-            buffer = cut.tensor.new_empty(sum(cut.part(chunk).numel() for chunk, _ in takes))
-            arrivals.append((buffer, takes))
+    for peer, receives in leg.receives.items():
+        buffer = _direct_buffer(cut, leg, receives)
+        if buffer is None:
+            buffer = cut.tensor.new_empty(sum(cut.part(chunk).numel() for chunk, _ in receives))
+            arrivals.append((buffer, receives))
         if buffer.numel():
             ops.append(dist.P2POp(dist.irecv, buffer, group=group, tag=tag, group_peer=peer))
-    for peer, gives in leg.sends.items():
-        message = cut.message(gives)
-        if message.numel():  # both ends know that an empty one is not sent
+    for peer, chunks in leg.sends.items():
+        message = cut.message(chunks)
+        if message.numel():  # both ends know that an empty message is not sent
             ops.append(dist.P2POp(dist.isend, message, group=group, tag=tag, group_peer=peer))
     for work in dist.batch_isend_irecv(ops) if ops else ():
         work.wait()
-    for buffer, takes in arrivals:
-        take_in(cut, buffer, takes)
+    for buffer, receives in arrivals:
+        write_chunks(cut, buffer, receives)
 
 
-def _place(cut: RouteCut, leg: Leg, takes: list[tuple[int, bool]]) -> Tensor | None:
-    """Where a message can be received at once: nothing is added, and nothing there is sent."""
-    chunks = [chunk for chunk, _ in takes]
-    leaving = {chunk for gives in leg.sends.values() for chunk in gives}
-    if any(add for _, add in takes) or leaving.intersection(chunks) or not _side_by_side(chunks):
+def _direct_buffer(cut: RouteCut, leg: Leg, receives: list[tuple[int, bool]]) -> Tensor | None:
+    """Return the chunks themselves as buffer, if nothing is added to them and none is sent."""
+    chunks = [chunk for chunk, _ in receives]
+    sent = {chunk for message in leg.sends.values() for chunk in message}
+    if any(add for _, add in receives) or sent.intersection(chunks) or not _adjacent(chunks):
         return None
     return cut.part(chunks[0], len(chunks))
 
 
-def take_in(cut: RouteCut, buffer: Tensor, takes: list[tuple[int, bool]]) -> None:
-    """Put a message's chunks, or add them, where they belong."""
-    chunks = [chunk for chunk, _ in takes]
-    if all(add for _, add in takes) and _side_by_side(chunks):
+def write_chunks(cut: RouteCut, buffer: Tensor, receives: list[tuple[int, bool]]) -> None:
+    """Copy the chunks of a received message into the tensor, or add them to it."""
+    chunks = [chunk for chunk, _ in receives]
+    if all(add for _, add in receives) and _adjacent(chunks):
         cut.part(chunks[0], len(chunks)).add_(buffer)
         return
     sizes = [cut.part(chunk).numel() for chunk in chunks]
-    for (chunk, add), arrived in zip(takes, torch.split(buffer, sizes), strict=True):
+    for (chunk, add), values in zip(receives, torch.split(buffer, sizes), strict=True):
         if add:
-            cut.part(chunk).add_(arrived)
+            cut.part(chunk).add_(values)
         else:
-            cut.part(chunk).copy_(arrived)
+            cut.part(chunk).copy_(values)
 
 
 class Halves:
-    """The two halves of a ring's rounds, for one rank of a group.
+    """An all-reduce in two halves, in place: reduce-scatter now, all-gather when it is needed.
+
+    Unlike torch's collectives, they take a tensor of any length and make no copy.
 
     Args:
         group: None for all ranks.
-        rounds: of an all-reduce whose first half scatters sums, and whose second gathers them.
+        rounds: of a ring, whose first half is a reduce-scatter and whose second an all-gather.
     """
 
     def __init__(
@@ -172,11 +159,11 @@ class Halves:
         self._second = legs(rounds[len(rounds) // 2 :], rank)
 
     def scatter(self, tensor: Tensor) -> Tensor:
-        """Each rank ends with the sum of one chunk; the rest is half done."""
+        """Reduce-scatter: each rank ends with the sum of one chunk; the others are partial sums."""
         run_legs(tensor, self._first, chunks=self._size, group=self._group)
         return tensor
 
     def spread(self, tensor: Tensor) -> Tensor:
-        """All ranks end with all sums."""
+        """All-gather: all ranks end with all sums."""
         run_legs(tensor, self._second, chunks=self._size, group=self._group)
         return tensor

@@ -1,9 +1,14 @@
-"""The wire to servers: asks are summed there (bsp), pushes change the model there (ssp, asp)."""
+"""The wire to parameter servers: bsp sums asks there, ssp and asp push gradients there.
+
+A worker has one connection to each server. Asks go to the servers in turn, round by round. A model
+is divided: each parameter lives on one server, its home.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -21,52 +26,50 @@ from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.wire import Pending, Ready
 
-BEGIN, PULL, CALL = -1, -2, -3  # the rounds of what is no round
+BEGIN, PULL, CALL = -1, -2, -3  # sent in place of a round by requests that are not part of one
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
-
-
-class Awaited(NamedTuple):
-    """An answer that a server will send."""
-
-    line: ServerConnection
-    round: int
-    shape: Callable[[list[Tensor]], Any]
-
-    def wait(self) -> Any:
-        """Read answers until mine is there."""
-        return self.shape(self.line.take(self.round).tensors)
+Decode = Callable[[list[Tensor]], Any]
+Body = tuple[dict[str, Any], Sequence[Tensor]]
 
 
 class ServerConnection:
-    """One server's channel, and answers that came before they were asked for.
-
-    Args:
-        channel: to the server.
-    """
+    """The channel to one server, and replies that arrived before a caller waited for them."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._early: dict[int, Message] = {}
 
-    def take(self, round: int) -> Message:
-        """The answer of a round."""
+    def receive(self, round: int) -> Message:
+        """Read replies until that of ``round`` arrives, and return it."""
         while round not in self._early:
             message = self.channel.receive()
             if message.kind == "error":
-                raise fault(self.channel.peer, message.facts)
+                raise error_of(self.channel.peer, message.facts)
             self._early[int(message.facts["round"])] = message
         return self._early.pop(round)
 
 
+class PendingReply(NamedTuple):
+    """The answer to an ask that a server will send."""
+
+    connection: ServerConnection
+    round: int
+    decode: Decode
+
+    def wait(self) -> Any:
+        """Read replies until this one arrives."""
+        return self.decode(self.connection.receive(self.round).tensors)
+
+
 class ServerWire:
-    """Answers asks and pushes through servers.
+    """Answers asks and pushes through parameter servers.
 
     Args:
-        channels: one a server.
-        workers: how many workers there are.
-        describe: an ask as JSON and tensors.
-        sizes: bytes of each parameter, by which they are dealt to servers.
-        groups: tells the hyper-parameters of my optimizer now.
+        channels: one for each server.
+        workers: number of workers.
+        describe: encodes an ask as JSON and tensors.
+        sizes: bytes of each parameter, by which they are divided among the servers.
+        groups: returns the current hyper-parameters of this worker's optimizer.
     """
 
     blocks = True
@@ -81,93 +84,97 @@ class ServerWire:
         groups: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self.size = workers
-        self._lines = [ServerConnection(channel) for channel in channels]
+        self._connections = [ServerConnection(channel) for channel in channels]
         self._describe = describe
         self._groups = groups
         self._rounds = 0
-        self.homes = deal(sizes, len(channels))
+        self.homes = assign_homes(sizes, len(channels))
+
+    @property
+    def servers(self) -> int:
+        """Number of servers."""
+        return len(self._connections)
 
     def ask(self, ask: Ask) -> Pending:
-        """Send an ask to the server whose turn it is, or a push to those that hold its names."""
+        """Send an ask to the server of this round, or a push to the homes of its parameters."""
         if isinstance(ask, Push):
             return Ready(self._push(ask.parts))
-        lines = self._open()
-        line = lines[self._rounds % len(lines)]
+        connections = self._open()
+        connection = connections[self._rounds % len(connections)]
         spec, tensors = self._describe(ask)
-        line.channel.send("ask", {"round": self._rounds, "spec": spec}, tensors)
+        connection.channel.send("ask", {"round": self._rounds, "spec": spec}, tensors)
         self._rounds += 1
-        if isinstance(ask, All):
-            return Awaited(line, self._rounds - 1, tuple)
-        return Awaited(line, self._rounds - 1, lambda told: told[0])
+        decode: Decode = tuple if isinstance(ask, All) else itemgetter(0)
+        return PendingReply(connection, self._rounds - 1, decode)
 
-    def _push(self, parts: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
-        check(self.homes, list(parts))
-        model: dict[str, Tensor] = {}
-        groups, lines = self._groups(), self._open()
-        for index, line in enumerate(lines):
-            mine = {name: t for name, t in parts.items() if self.homes[name] == index}
-            counts = {name: len(t) for name, t in mine.items()}
-            names = self._held_by(index)
-            facts = {"round": self._rounds, "parts": counts, "groups": groups, "names": names}
-            line.channel.send("push", facts, [t for ts in mine.values() for t in ts])
-        for line in lines:
-            told = line.take(self._rounds)
-            model.update(zip(told.facts["names"], told.tensors, strict=True))
+    def _push(self, messages: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
+        """Send each server the messages for its parameters; return the model after the update."""
+        check_homes(self.homes, list(messages))
+        groups, connections = self._groups(), self._open()
+        for index, connection in enumerate(connections):
+            own = {name: parts for name, parts in messages.items() if self.homes[name] == index}
+            facts = {
+                "round": self._rounds,
+                "parts": {name: len(parts) for name, parts in own.items()},
+                "groups": groups,
+                "names": self._names_at(index),
+            }
+            connection.channel.send("push", facts, [t for parts in own.values() for t in parts])
+        model = _model_in(connection.receive(self._rounds) for connection in connections)
         self._rounds += 1
         return model
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
-        """Give each server its part of the model to start from."""
-        check(self.homes, list(parameters))
-        for index, line in enumerate(self._open()):
-            names = [name for name in parameters if self.homes[name] == index]
-            facts = {"round": BEGIN, "names": names}
-            line.channel.send("begin", facts, [parameters[name] for name in names])
-            line.take(BEGIN)
+        """Send each server its part of the initial model."""
+        check_homes(self.homes, list(parameters))
+        bodies = []
+        for server in range(self.servers):
+            names = [name for name in parameters if self.homes[name] == server]
+            bodies.append(({"names": names}, [parameters[name] for name in names]))
+        self.call("begin", bodies, round=BEGIN)
 
     def pull(self) -> dict[str, Tensor]:
-        """The servers' model as it is now."""
-        model: dict[str, Tensor] = {}
-        for index, line in enumerate(self._open()):
-            line.channel.send("pull", {"round": PULL, "names": self._held_by(index)})
-            told = line.take(PULL)
-            model.update(zip(told.facts["names"], told.tensors, strict=True))
-        return model
+        """Return the servers' current model."""
+        bodies = [({"names": self._names_at(server)}, ()) for server in range(self.servers)]
+        return _model_in(self.call("pull", bodies, round=PULL))
 
-    def call(
-        self, kind: str, bodies: Sequence[tuple[dict[str, Any], Sequence[Tensor]]]
-    ) -> list[Message]:
-        """Ask every server something else, each with its own body; their answers in order."""
-        told = []
-        for line, (facts, tensors) in zip(self._open(), bodies, strict=True):
-            line.channel.send(kind, {**facts, "round": CALL}, tensors)
-            told.append(line.take(CALL))
-        return told
-
-    @property
-    def servers(self) -> int:
-        """How many there are."""
-        return len(self._lines)
+    def call(self, kind: str, bodies: Sequence[Body], *, round: int = CALL) -> list[Message]:
+        """Send every server a request of this kind with its own body; return the replies."""
+        replies = []
+        for connection, (facts, tensors) in zip(self._open(), bodies, strict=True):
+            connection.channel.send(kind, {**facts, "round": round}, tensors)
+            replies.append(connection.receive(round))
+        return replies
 
     def leave(self) -> None:
-        """Say goodbye to every server that is still there."""
-        lines, self._lines = self._lines, []
-        for line in lines:
+        """Tell every server that can still be reached that this worker is done, and disconnect."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
             with suppress(FaultError):
-                line.channel.send("bye")
-            line.channel.close()
+                connection.channel.send("bye")
+            connection.channel.close()
 
     def _open(self) -> list[ServerConnection]:
-        if not self._lines:
-            raise UsageError("this run is closed, and its servers are left; start another")
-        return self._lines
+        if not self._connections:
+            raise UsageError(
+                "this run is closed, and it has disconnected from its servers; start another run"
+            )
+        return self._connections
 
-    def _held_by(self, server: int) -> list[str]:
+    def _names_at(self, server: int) -> list[str]:
         return [name for name, home in self.homes.items() if home == server]
 
 
-def deal(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
-    """Give each parameter, largest first, to the server that holds least so far."""
+def _model_in(replies: Iterable[Message]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for reply in replies
+        for name, tensor in zip(reply.facts["names"], reply.tensors, strict=True)
+    }
+
+
+def assign_homes(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
+    """Assign each parameter, largest first, to the server that has the fewest bytes so far."""
     load = [0] * servers
     homes = {}
     for name, nbytes in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
@@ -177,24 +184,32 @@ def deal(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
     return homes
 
 
-def rates(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Hyper-parameters that are numbers, which a scheduler may change; also lr=tensor(0.1)."""
-    return [
-        {
-            name: value.item() if isinstance(value, Tensor) else value
+def check_homes(homes: Mapping[str, int], names: Sequence[str]) -> None:
+    """Refuse parameters that no server has."""
+    if missing := [name for name in names if name not in homes]:
+        raise UsageError(
+            f"{missing[0]} joined the model after its parameters were assigned to servers; create "
+            "all parameters before distribute"
+        )
+
+
+def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the numbers in each parameter group, which a scheduler may change.
+
+    A tensor of one number, such as ``lr=torch.tensor(0.1)``, is returned as a number.
+    """
+    groups = []
+    for group in optimizer.param_groups:
+        values = {
+            name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
             for name, value in group.items()
-            if isinstance(value, (int, float)) or _is_scalar(value)
         }
-        for group in optimizer.param_groups
-    ]
+        groups.append({name: v for name, v in values.items() if isinstance(v, (int, float))})
+    return groups
 
 
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-
-
-def fault(peer: str, facts: Mapping[str, Any]) -> Exception:
-    """The error that a server met, as it is raised here."""
+def error_of(peer: str, facts: Mapping[str, Any]) -> Exception:
+    """Return the exception that a server reported; PeerLost if it is none of Shoal's."""
     known: dict[str, type[ShoalError]] = {
         kind.__name__: kind for kind in (PeerLost, ExchangeTimeout, LayoutMismatch, UsageError)
     }
@@ -202,9 +217,3 @@ def fault(peer: str, facts: Mapping[str, Any]) -> Exception:
     if kind is None:
         return PeerLost(f"{peer} failed: {facts.get('type')}: {facts.get('text')}")
     return kind(str(facts.get("text")))
-
-
-def check(homes: Mapping[str, int], names: Sequence[str]) -> None:
-    """Every name has a home."""
-    if missing := [name for name in names if name not in homes]:
-        raise UsageError(f"{missing[0]} joined after the servers were given their parts")

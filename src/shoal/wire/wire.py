@@ -1,29 +1,47 @@
-"""What a wire gives back at once: an answer that is still under way."""
+"""The interface of all wires: algorithms ask, wires answer.
+
+An algorithm is a flow (:mod:`shoal.flow`): a generator that yields an ask, such as
+``Mean(tensor)``, and is sent the answer. A wire issues the ask and returns at once; ``wait`` blocks
+until the answer is complete::
+
+    flow                      runtime                          wire
+    yield Mean(gradient)  ->  pending = wire.ask(ask)      ->  dist.all_reduce(..., async_op=True)
+                              (backward goes on meanwhile)
+    mean = <-             <-  flow.send(pending.wait())    <-  work.wait(), sum / size
+
+Every rank issues the same asks in the same order, so that messages need no name.
+
+The wires: ``null`` (one worker), ``collective`` (a process group), ``queued`` (a process group with
+send queues), ``neighbours`` (gossip), ``server`` (parameter servers) and, in the runtime,
+``PairWire`` (AD-PSGD).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.flow import Ask
+from shoal.flow import Ask, Gather
 
 
 class Pending(Protocol):
-    """An answer under way."""
+    """The answer to an ask that was issued."""
 
     def wait(self) -> Any:
-        """Block until it is there."""
+        """Block until the answer is complete, and return it."""
 
 
 class Wire(Protocol):
-    """What carries asks to others and brings answers back.
+    """Issues asks and returns their pending answers.
 
-    Asks are issued in the same order on every rank, always. ``blocks`` says that issuing waits for
-    the network itself, so that who wants overlap must ask from another thread.
+    Attributes:
+        size: number of workers taking part.
+        blocks: ``ask`` itself waits for the network, so that overlap needs another thread.
     """
 
     size: int
@@ -33,53 +51,57 @@ class Wire(Protocol):
         """Issue an ask."""
 
     def leave(self) -> None:
-        """The run is over."""
+        """End this worker's part at the end of the run."""
 
 
 class Ready(NamedTuple):
-    """An answer that is there already."""
+    """An answer that is complete already."""
 
     answer: Any
 
     def wait(self) -> Any:
-        """The answer."""
+        """Return the answer."""
         return self.answer
 
 
 class PendingWork(NamedTuple):
-    """Torch works under way, and what to make of them when they end."""
+    """An answer that ``finish`` computes when torch's works are complete.
+
+    ``signals`` says that ``is_completed`` of the works can be trusted; that of sends cannot.
+    """
 
     works: tuple[dist.Work, ...]
     finish: Callable[[], Any]
-    signals: bool = True  # whether a work can say by itself that it ended; sends cannot
+    signals: bool = True
 
     def wait(self) -> Any:
-        """Wait for each work, then finish."""
+        """Wait for each work, then return what ``finish`` returns."""
         for work in self.works:
             work.wait()
         return self.finish()
 
 
 class PendingAll(NamedTuple):
-    """Several answers under way, in the order of their asks."""
+    """The answers to several asks, in the order of the asks."""
 
     parts: tuple[Pending, ...]
 
     def wait(self) -> tuple[Any, ...]:
-        """All answers."""
+        """Wait for each, and return all answers."""
         return tuple(part.wait() for part in self.parts)
 
 
+Parts = tuple[Tensor, ...]
 gather_flat: Callable[..., dist.Work | None] = getattr(
     dist,
     "all_gather_single",
     dist.all_gather_into_tensor,  # its name before torch 2.13
 )
-ALIGN = 16  # bytes: the widest number is a complex128
+ALIGN = 16  # bytes: the size of the widest number, complex128
 
 
-def pack(parts: Sequence[Tensor]) -> Tensor:
-    """Put tensors into one buffer of bytes, each aligned for its own type."""
+def pack(parts: Iterable[Tensor]) -> Tensor:
+    """Copy tensors into one buffer of bytes, each aligned for its dtype."""
     pieces = []
     for part in parts:
         raw = part.detach().contiguous().view(-1).view(torch.uint8)
@@ -89,14 +111,36 @@ def pack(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
 
 
-def unpack(buffer: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Views of the tensors that :func:`pack` put there, shaped as ``like``."""
+def unpack(buffer: Tensor, like: Iterable[Tensor]) -> Parts:
+    """Return views of the tensors in a packed buffer, with the shapes and dtypes of ``like``."""
     parts, start = [], 0
     for tensor in like:
         nbytes = tensor.numel() * tensor.element_size()
         raw = buffer[start : start + nbytes]
-        # nothing may lie anywhere, also where its type could not start
+        # torch refuses a view at an address that is not aligned, even of no bytes
         part = raw.view(tensor.dtype) if nbytes else raw.new_empty(0, dtype=tensor.dtype)
         parts.append(part.view(tensor.shape))
         start += nbytes + (-nbytes % ALIGN)
     return tuple(parts)
+
+
+def pack_all(messages: Iterable[Parts]) -> Tensor:
+    """Pack several messages into one buffer."""
+    return pack(part for parts in messages for part in parts)
+
+
+def unpack_all(buffer: Tensor, like: Sequence[Parts]) -> list[Parts]:
+    """Undo :func:`pack_all`: one tuple of tensors for each message of ``like``."""
+    parts = unpack(buffer, (part for message in like for part in message))
+    ends = accumulate(map(len, like), initial=0)
+    return [parts[start:stop] for start, stop in pairwise(ends)]
+
+
+def mean_of_messages(asks: Sequence[Gather], buffers: Iterable[tuple[Tensor, float]]) -> Any:
+    """Decode the (packed parts of all asks, weight) of each worker; return a mean for each ask."""
+    means = [torch.zeros_like(ask.like) for ask in asks]
+    like = [ask.parts for ask in asks]
+    for buffer, weight in buffers:
+        for ask, parts, mean in zip(asks, unpack_all(buffer, like), means, strict=True):
+            ask.add(parts, mean, weight)
+    return means[0] if len(means) == 1 else tuple(means)

@@ -1,10 +1,11 @@
-"""One worker made of several ranks: ZeRO shards, tensor ranks and pipeline stages.
+"""One worker made of several ranks: ZeRO shards, tensor parallel ranks and pipeline stages.
 
-Nothing of this is written here but the order: FSDP2, DTensor and torch's pipelining do the work.
-Their traffic is exact and stays inside a worker; what the other axes speak of is the exchange
+FSDP2, DTensor and torch's pipelining do the work; this package applies them in the right order.
+Their traffic is exact and stays inside a worker. The other axes of a strategy decide the exchange
 between workers, over :attr:`ParallelModel.replica_group`, of :meth:`ParallelModel.local_gradients`.
 
-This package imports FSDP2 and DTensor: the runtime loads it only for a strategy that cuts a model.
+The runtime imports this package only for a strategy that partitions a model, because it loads FSDP2
+and DTensor.
 """
 
 from shoal.runtime.parallel.mesh import data_index, mesh

@@ -1,8 +1,8 @@
-"""Who is who: ranks laid out as pipeline x replica x shard x tensor.
+"""The device mesh: ranks laid out as pipeline x replica x shard x tensor.
 
 The names and their order are torchtitan's, ``pp, dp_replicate, dp_shard, tp``: tensor ranks, which
-talk most, are neighbours; pipeline stages, which talk least, lie furthest apart. All four are
-always there, of size one where a model is not cut that way, so nobody asks which exist.
+exchange most, are neighbours; pipeline stages, which exchange least, are furthest apart. The mesh
+always has all four axes, of size one where a model is not partitioned that way.
 """
 
 from __future__ import annotations
@@ -17,32 +17,28 @@ AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
 def mesh(partition: Partition, world_size: int, *, device: str | None = None) -> DeviceMesh:
-    """The mesh of ``partition`` over all ranks; the process group must exist.
+    """Return the mesh of ``partition`` over all ranks; the process group must exist.
 
     Args:
         partition: the degrees.
-        world_size: ranks there are.
-        device: "cpu" or "cuda"; by default what the process group's backend serves.
+        world_size: number of ranks.
+        device: "cpu" or "cuda"; by default that of the process group's backend.
 
     Raises:
         UsageError: the degrees do not multiply to ``world_size``.
     """
     replicas = partition.replicas(world_size)
     sizes = (partition.pipe, replicas, partition.shard, partition.tensor)
-    return init_device_mesh(device or _device(), sizes, mesh_dim_names=AXES)
+    on_cuda = torch.cuda.is_available() and "nccl" in dist.get_backend()
+    return init_device_mesh(device or ("cuda" if on_cuda else "cpu"), sizes, mesh_dim_names=AXES)
 
 
 def data_index(mesh: DeviceMesh) -> tuple[int, int]:
-    """Which share of every batch this rank computes, as (index, count), for the loader.
+    """Return (index, count) of this rank's share of every batch, for the loader.
 
-    Replicas and, inside a replica, ZeRO shards each see samples of their own; tensor ranks and
-    pipeline stages work together on the same ones.
+    Replicas, and ZeRO shards inside a replica, each have their own samples; the tensor ranks and
+    pipeline stages of a shard work on the same samples.
     """
     replica, shard = mesh["dp_replicate"], mesh["dp_shard"]
     index = replica.get_local_rank() * shard.size() + shard.get_local_rank()
     return index, replica.size() * shard.size()
-
-
-def _device() -> str:
-    serves_cuda = torch.cuda.is_available() and "nccl" in dist.get_backend()
-    return "cuda" if serves_cuda else "cpu"

@@ -1,8 +1,8 @@
-"""One step of a pipeline: micro-batches through torch's schedules, losses weighted exactly.
+"""One step of a pipeline: micro-batches through torch's schedules, with exactly weighted losses.
 
-Shapes are worked out beforehand on the blueprint, so torch never sends pickled descriptions.
-Micro-batches of one shape go through the schedule together; another shape (the last of an uneven
-batch) makes a pass of its own, and the gradients add up.
+Shapes are computed beforehand on the blueprint, so that torch sends no pickled descriptions.
+Micro-batches of one shape go through the schedule together; those of another shape (the last of an
+uneven batch) go through it in a pass of their own, and the gradients add up.
 
 References:
     Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019.
@@ -23,25 +23,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from shoal.errors import BadArgument, LayoutMismatch
-from shoal.runtime.parallel.stages import Blueprint, Passed, Stage, as_passed
+from shoal.runtime.parallel.stages import Activations, Blueprint, Stage, as_activations
 
 ScheduleName = Literal["1f1b", "gpipe"]
 Shape = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Loss = Callable[[Any, Any], Tensor]
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 CPU = torch.device("cpu")
-KEPT = 4  # schedules of different shapes whose buffers are kept
+MAX_SCHEDULES = 4  # of different shapes, whose buffers stay allocated
 
 
 class Pipeline:
-    """This rank's stage, and the others of its replica behind it.
+    """Runs this rank's stage of a pipeline, together with the other stages of its replica.
 
     Args:
         stage: the submodules of this rank.
-        blueprint: the whole model, for shapes.
+        blueprint: of the whole model, for shapes.
         mesh: all ranks.
-        schedule: ``1f1b`` (a stage holds at most n activations) or ``gpipe`` (all forwards first).
-            The gradients are the same. Fewer micro-batches than stages always go by gpipe.
+        schedule: ``1f1b`` (a stage stores at most n activations) or ``gpipe`` (all forwards first).
+            The gradients are the same. Fewer micro-batches than stages always use gpipe.
     """
 
     def __init__(
@@ -52,34 +52,33 @@ class Pipeline:
         self.index, self.count = mesh["pp"].get_local_rank(), mesh["pp"].size()
         on_cuda = mesh.device_type == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else CPU
-        self._kept: dict[Any, _Prepared] = {}
+        self._schedules: dict[Any, _Prepared] = {}
 
     @property
     def is_last(self) -> bool:
-        """Whether the loss is computed here."""
+        """Whether this is the last stage, which computes the loss."""
         return self.index == self.count - 1
 
     def forward_backward(
         self,
-        micro_batches: Sequence[Tensor | Passed],
+        micro_batches: Sequence[Tensor | Activations],
         targets: Sequence[Any],
         loss_fn: Loss,
         *,
         weights: Sequence[float] | None = None,
     ) -> Tensor:
-        """Forward and backward of all micro-batches; gradients add to what is there.
+        """Run forward and backward of all micro-batches, and add to the gradients.
 
         Args:
-            micro_batches: inputs, the same on all stages: their shapes are needed everywhere.
+            micro_batches: inputs, the same on all stages, which need their shapes.
             targets: one for each micro-batch, of any type; used on the last stage.
             loss_fn: (output, target) -> scalar, the mean over its samples.
-            weights: factor of each loss; by default its share of the samples, so that the sum is
-                the mean over all.
+            weights: factor of each loss; by default its share of the samples.
 
         Returns:
             The weighted sum of the losses, in float64, the same on every stage.
         """
-        inputs = [as_passed(micro) for micro in micro_batches]
+        inputs = [as_activations(micro) for micro in micro_batches]
         samples = [len(micro[0]) for micro in inputs]
         factors = [n / sum(samples) for n in samples] if weights is None else list(weights)
         targets = list(targets)
@@ -88,40 +87,43 @@ class Pipeline:
             raise BadArgument("forward_backward", f"{counts}; give as many of each, at least one")
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in self._passes([_shape(micro) for micro in inputs]):
-            made = self._prepared(inputs[part])
-            made.loss.set(loss_fn, targets[part], factors[part])
-            with _aside(self.stage):
-                total += self._run(made.schedule, inputs[part])
+            prepared = self._prepared(inputs[part])
+            prepared.loss.set(loss_fn, targets[part], factors[part])
+            with _accumulated(self.stage):
+                total += self._run(prepared.schedule, inputs[part])
         dist.broadcast(total, group=self.group, group_src=self.count - 1)
         return total
 
     @torch.no_grad()
-    def forward(self, inputs: Tensor | Passed) -> Any:
-        """The output of the whole model, on every stage; for evaluation."""
-        given = as_passed(inputs)
-        passed = self.blueprint.passed(given)
-        self._announce(passed[self.index + 1])
-        here = given if self.index == 0 else self._empty(passed[self.index])
+    def forward(self, inputs: Tensor | Activations) -> Any:
+        """Return the output of the whole model, on every stage; for evaluation."""
+        values = as_activations(inputs)
+        layouts = self.blueprint.activations(values)
+        self._set_dtypes(layouts[self.index + 1])
         if self.index > 0:
-            for tensor in here:
+            values = self._empty(layouts[self.index])
+            for tensor in values:
                 dist.recv(tensor, group=self.group, group_src=self.index - 1)
-        out = as_passed(self.stage(*here))
+        outputs = as_activations(self.stage(*values))
         if not self.is_last:
-            for tensor in out:
+            for tensor in outputs:
                 dist.send(tensor.contiguous(), group=self.group, group_dst=self.index + 1)
-            out = self._empty(passed[-1])
-        out = tuple(tensor.contiguous() for tensor in out)
-        for tensor in out:
+            outputs = self._empty(layouts[-1])
+        outputs = tuple(tensor.contiguous() for tensor in outputs)
+        for tensor in outputs:
             dist.broadcast(tensor, group=self.group, group_src=self.count - 1)
-        return out if len(out) > 1 else out[0]
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _passes(self, shapes: list[Shape]) -> list[slice]:
-        """Runs of equal shape; ZeRO shards, whose gathers must meet, agree on where they end."""
+        """Return slices of micro-batches of equal shape.
+
+        ZeRO shards gather each other's parameters in every pass, so they agree on the slices.
+        """
         new = [i == 0 or shape != shapes[i - 1] for i, shape in enumerate(shapes)]
         if self.shards.size() > 1:
-            agreed = torch.tensor([len(new), -len(new)], device=self.device)
-            dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self.shards.get_group())
-            if (most := int(agreed[0])) != (least := -int(agreed[1])):
+            counts = torch.tensor([len(new), -len(new)], device=self.device)
+            dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self.shards.get_group())
+            if (most := int(counts[0])) != (least := -int(counts[1])):
                 raise LayoutMismatch(
                     f"shards of one replica have {least} to {most} micro-batches: because each"
                     f" gathers the others' parameters; instead: as many on every rank"
@@ -129,12 +131,12 @@ class Pipeline:
             starts = torch.tensor(new, dtype=torch.int64, device=self.device)
             dist.all_reduce(starts, op=dist.ReduceOp.MAX, group=self.shards.get_group())
             new = starts.bool().tolist()
-        bounds = [i for i, starts_here in enumerate(new) if starts_here] + [len(new)]
+        bounds = [i for i, is_start in enumerate(new) if is_start] + [len(new)]
         return [slice(*pair) for pair in pairwise(bounds)]
 
-    def _run(self, schedule: Any, inputs: list[Passed]) -> Tensor:
+    def _run(self, schedule: Any, inputs: list[Activations]) -> Tensor:
         whole = [torch.cat(parts) for parts in zip(*inputs, strict=True)] if not self.index else []
-        # the target is the number of the micro-batch: the real ones may be of any type
+        # torch takes targets as one tensor; real ones may be of any type, so it gets their indices
         target = torch.arange(len(inputs)) if self.is_last else None
         losses: list[Tensor] = []
         schedule.step(*whole, target=target, losses=losses, return_outputs=False)
@@ -142,18 +144,17 @@ class Pipeline:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum().double()
 
-    def _prepared(self, inputs: list[Passed]) -> _Prepared:
+    def _prepared(self, inputs: list[Activations]) -> _Prepared:
         key = (_shape(inputs[0]), len(inputs))
-        if key not in self._kept:
-            if len(self._kept) == KEPT:  # all stages see the same shapes, so drop the same
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = self._build(inputs[0], count=len(inputs))
-        self._announce(self._kept[key].outputs)
-        return self._kept[key]
+        if key not in self._schedules:
+            if len(self._schedules) == MAX_SCHEDULES:  # all stages see equal shapes: all drop this
+                self._schedules.pop(next(iter(self._schedules)))
+            self._schedules[key] = self._build(inputs[0], count=len(inputs))
+        self._set_dtypes(self._schedules[key].outputs)
+        return self._schedules[key]
 
-    def _build(self, example: Passed, *, count: int) -> _Prepared:
-        passed = self.blueprint.passed(example)
-        inputs, outputs = passed[self.index : self.index + 2]
+    def _build(self, example: Activations, *, count: int) -> _Prepared:
+        inputs, outputs = self.blueprint.activations(example)[self.index : self.index + 2]
         stage = PipelineStage(
             self.stage,
             self.index,
@@ -167,18 +168,18 @@ class Pipeline:
         kind = SCHEDULES["gpipe" if count < self.count else self.schedule]
         return _Prepared(kind(stage, count, loss_fn=loss, scale_grads=False), loss, outputs)
 
-    def _announce(self, outputs: Passed) -> None:
+    def _set_dtypes(self, outputs: Activations) -> None:
         self.stage.dtypes = tuple(t.dtype for t in outputs)
 
-    def _empty(self, like: Passed) -> Passed:
+    def _empty(self, like: Activations) -> Activations:
         return tuple(torch.empty_like(t, device=self.device, requires_grad=False) for t in like)
 
 
 class _Loss:
-    """What torch's schedule calls for the loss: finds target and weight by micro-batch number."""
+    """The loss function of torch's schedule: looks up target and weight of a micro-batch."""
 
     def set(self, loss_fn: Loss, targets: list[Any], weights: list[float]) -> None:
-        """Take what the next pass needs."""
+        """Set loss function, targets and weights of the next pass."""
         self.loss_fn, self.targets, self.weights = loss_fn, targets, weights
 
     def __call__(self, output: Any, number: Tensor) -> Tensor:
@@ -189,27 +190,28 @@ class _Loss:
 class _Prepared(NamedTuple):
     schedule: Any
     loss: _Loss
-    outputs: Passed  # what leaves this stage, without numbers
+    outputs: Activations  # of this stage, as meta tensors
 
 
 @contextmanager
-def _aside(module: nn.Module) -> Iterator[None]:
-    """Add up gradients around a pass: at a schedule's first, torch drops those of FSDP2.
+def _accumulated(module: nn.Module) -> Iterator[None]:
+    """Add the gradients of a pass to those before it; a pass that fails adds nothing.
 
-    Around every pass, so that sums round alike whether a schedule is new (after a restart) or not.
+    In the first pass of a schedule torch drops FSDP2's gradients. They are set aside in every pass,
+    so that sums round alike whether a schedule is new (after a restart) or not.
     """
-    held = [(p, p.grad) for p in module.parameters() if p.grad is not None]
-    for parameter, _ in held:
+    before = [(p, p.grad) for p in module.parameters() if p.grad is not None]
+    for parameter, _ in before:
         parameter.grad = None
     try:
         yield
-        for parameter, grad in held:
+        for parameter, grad in before:
             if parameter.grad is not None:
                 grad += parameter.grad
-    finally:  # of a pass that failed nothing is added
-        for parameter, grad in held:
+    finally:
+        for parameter, grad in before:
             parameter.grad = grad
 
 
-def _shape(passed: Passed) -> Shape:
+def _shape(passed: Activations) -> Shape:
     return tuple((tuple(t.shape), t.dtype) for t in passed)

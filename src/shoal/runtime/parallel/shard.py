@@ -1,7 +1,7 @@
-"""``shard=n``: parameters, gradients and optimizer state cut over n ranks, by FSDP2 (ZeRO-3).
+"""``shard=n``: parameters, gradients and optimizer state sharded over n ranks, by FSDP2 (ZeRO-3).
 
-Each rank computes on samples of its own; FSDP2 gathers a block's parameters before they are used
-and leaves every rank its part of the mean gradient.
+Each rank computes on its own samples. FSDP2 gathers a block's parameters before they are used, and
+leaves every rank its part of the mean gradient.
 
 References:
     Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020.
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-def cut(model: nn.Module, mesh: DeviceMesh) -> None:
+def apply(model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard each block of ``model`` and then the rest, in place."""
     for block in list(blocks(model)):
         fully_shard(block, mesh=mesh)
@@ -27,10 +27,10 @@ def cut(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """What is gathered as one: the members of the outermost lists and sequences.
+    """Return the modules that are gathered as one: members of the outermost lists and sequences.
 
-    A member that shares a parameter with the rest of the model is left to the root: two gathers
-    would hold two versions of it.
+    A member that shares a parameter with the rest of the model is left to the root, since two
+    gathers would make two versions of that parameter.
     """
     uses: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):

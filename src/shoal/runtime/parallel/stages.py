@@ -1,7 +1,7 @@
-"""``pipe=n``: which submodules make which stage, and what passes between them.
+"""``pipe=n``: the submodules of each pipeline stage, and the activations between stages.
 
-A stage keeps the names its parameters had in the whole model, so optimizer groups, residuals and
-checkpoints mean the same thing on every rank.
+The parameters of a stage have the same names as in the whole model, so optimizer groups, residuals
+and checkpoints mean the same on every rank.
 """
 
 from __future__ import annotations
@@ -16,63 +16,67 @@ from torch import Tensor, nn
 from shoal.errors import UsageError
 
 Stages = list[list[str]]
-Passed = tuple[Tensor, ...]  # what one link hands to the next
+Activations = tuple[Tensor, ...]  # from one submodule to the next
 
 
 def stages(model: nn.Module, n: int) -> Stages:
-    """The names that each of ``n`` stages applies, one after another."""
+    """Return the names of the submodules that each of ``n`` stages applies in turn."""
     if callable(declared := getattr(model, "pipe_stages", None)):
-        found = cast(Stages, declared(n))
+        names = cast(Stages, declared(n))
     elif isinstance(model, nn.Sequential):
-        found = _even(model, n)
+        names = _balanced(model, n)
     else:
         raise UsageError(
             f"pipe({n}): because {type(model).__name__} does not say where it may be cut; instead:"
             f" give it a method pipe_stages(n) -> [[submodule, ...], ...] (see shoal.models), make"
             f" it an nn.Sequential, or use shard({n}), which needs neither"
         )
-    if len(found) != n or not all(found):
+    if len(names) != n or not all(names):
         raise UsageError(
             f"pipe({n}): because pipe_stages({n}) of {type(model).__name__} returned"
-            f" {sum(map(bool, found))} stages with submodules in them; instead: return {n}"
+            f" {sum(map(bool, names))} stages with submodules in them; instead: return {n}"
         )
-    _check_owned(model, found)
-    return found
+    _check_owned(model, names)
+    return names
 
 
 def stage_of(name: str, stages: Stages) -> int | None:
-    """The stage that holds a parameter or buffer of this name."""
-    for index, links in enumerate(stages):
-        if any(name.startswith(f"{link}.") for link in links):
+    """Return the stage of a parameter or buffer; None if it is in no stage."""
+    for index, submodules in enumerate(stages):
+        if any(name.startswith(f"{submodule}.") for submodule in submodules):
             return index
     return None
 
 
 class Stage(nn.Module):
-    """The submodules of one stage under their old names, applied one after another."""
+    """The submodules of one stage, with the names of the whole model, applied in turn.
 
-    def __init__(self, model: nn.Module, links: Sequence[str]) -> None:
+    Takes ``model`` apart. ``dtypes`` are those that the next stage expects: under autocast a
+    submodule may return others.
+    """
+
+    def __init__(self, model: nn.Module, submodules: Sequence[str]) -> None:
         super().__init__()
-        self.links = tuple(links)
-        self.dtypes: tuple[torch.dtype, ...] | None = None  # of what the next stage awaits
-        _prune(model, self.links)
+        self.submodules = tuple(submodules)
+        self.dtypes: tuple[torch.dtype, ...] | None = None
+        _prune(model, self.submodules)
         for name, child in model.named_children():
             self.add_module(name, child)
         self.train(model.training)
 
-    def forward(self, *passed: Tensor) -> Any:
-        for link in self.links:
-            passed = as_passed(self.get_submodule(link)(*passed))
-        if self.dtypes:  # under autocast a link may return less than was announced
-            passed = tuple(t.to(d) for t, d in zip(passed, self.dtypes, strict=True))
-        return passed if len(passed) > 1 else passed[0]
+    def forward(self, *values: Tensor) -> Any:
+        for name in self.submodules:
+            values = as_activations(self.get_submodule(name)(*values))
+        if self.dtypes:
+            values = tuple(t.to(d) for t, d in zip(values, self.dtypes, strict=True))
+        return values if len(values) > 1 else values[0]
 
 
 class Blueprint:
-    """The whole model without its numbers: says what passes between stages for a given input."""
+    """The whole model on the meta device: computes the shapes of activations between stages."""
 
     def __init__(self, model: nn.Module, stages: Stages) -> None:
-        # filling the memo by hand keeps deepcopy from copying the numbers first
+        # with meta tensors in the memo, deepcopy does not copy the real ones
         memo: dict[int, Any] = {}
         for p in model.parameters():
             memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
@@ -80,31 +84,32 @@ class Blueprint:
         self.model = copy.deepcopy(model, memo)
         self.stages = stages
 
-    def passed(self, inputs: Passed) -> list[Passed]:
-        """What enters the first stage, then what leaves each, as tensors without numbers."""
-        now: Passed = tuple(t.detach().to("meta") for t in inputs)
-        found = [now]
+    def activations(self, inputs: Activations) -> list[Activations]:
+        """Return the inputs of the first stage, then the outputs of each, as meta tensors."""
+        values: Activations = tuple(t.detach().to("meta") for t in inputs)
+        result = [values]
         with torch.enable_grad():
-            for links in self.stages:
-                for link in links:
-                    now = as_passed(self.model.get_submodule(link)(*now))
-                now = tuple(t.detach().requires_grad_(t.requires_grad) for t in now)
-                found.append(now)
-        return found
+            for submodules in self.stages:
+                for name in submodules:
+                    values = as_activations(self.model.get_submodule(name)(*values))
+                values = tuple(t.detach().requires_grad_(t.requires_grad) for t in values)
+                result.append(values)
+        return result
 
 
-def as_passed(value: Any) -> Passed:
-    """One tensor or several, as a tuple; anything else cannot be sent to the next stage."""
-    several = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(t, Tensor) for t in several):
+def as_activations(value: Any) -> Activations:
+    """Return one tensor or several as a tuple; refuse what cannot be sent to the next stage."""
+    values = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(t, Tensor) for t in values):
         raise UsageError(
-            f"pipe: because a link of the chain returned {type(value).__name__}, and only tensors"
-            f" pass from stage to stage; instead: return a tensor or a tuple of tensors"
+            f"pipe: because a submodule of a stage returned {type(value).__name__}, and stages"
+            f" exchange tensors only; instead: return a tensor or a tuple of tensors"
         )
-    return several
+    return values
 
 
 def _check_owned(model: nn.Module, stages: Stages) -> None:
+    """Check that every parameter and buffer is in exactly one stage."""
     owner: dict[int, tuple[int, str]] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         stage = stage_of(name, stages)
@@ -113,35 +118,35 @@ def _check_owned(model: nn.Module, stages: Stages) -> None:
                 f"pipe({len(stages)}): because {name} is in no submodule of any stage; instead:"
                 f" move it into one, and name that in pipe_stages"
             )
-        held, first = owner.setdefault(id(value), (stage, name))
-        if held != stage:
+        first_stage, first = owner.setdefault(id(value), (stage, name))
+        if first_stage != stage:
             raise UsageError(
-                f"pipe({len(stages)}): because {first} (stage {held}) and {name} (stage {stage})"
-                f" are one tied parameter, which cannot be on two stages; instead: untie them"
-                f" (tied=False in shoal's GPT), or use shard({len(stages)})"
+                f"pipe({len(stages)}): because {first} (stage {first_stage}) and {name} (stage"
+                f" {stage}) are one tied parameter, which cannot be on two stages; instead: untie"
+                f" them (tied=False in shoal's GPT), or use shard({len(stages)})"
             )
 
 
-def _even(model: nn.Sequential, n: int) -> Stages:
-    """Cut a chain so that stages hold about equal numbers of parameters, each at least some."""
+def _balanced(model: nn.Sequential, n: int) -> Stages:
+    """Split a chain into stages with about equal numbers of parameters, and none without any."""
     sizes = {name: sum(p.numel() for p in m.parameters()) for name, m in model.named_children()}
-    holders = [name for name, size in sizes.items() if size]
-    if len(holders) < n:
+    weighted = [name for name, size in sizes.items() if size]
+    if len(weighted) < n:
         raise UsageError(
-            f"pipe({n}): because only {len(holders)} of this model's links have parameters, fewer"
-            f" than stages; instead: pipe({max(1, len(holders))}) or less"
+            f"pipe({n}): because only {len(weighted)} of this model's submodules have parameters,"
+            f" fewer than stages; instead: pipe({max(1, len(weighted))}) or less"
         )
-    starts = set(_starts([sizes[name] for name in holders], n))
-    found: Stages = [[]]
+    starts = {weighted[i] for i in _starts([sizes[name] for name in weighted], n)}
+    result: Stages = [[]]
     for name in sizes:
-        if name in holders and holders.index(name) in starts:
-            found.append([])
-        found[-1].append(name)
-    return found
+        if name in starts:
+            result.append([])
+        result[-1].append(name)
+    return result
 
 
 def _starts(sizes: Sequence[int], n: int) -> list[int]:
-    """Where stages 1 .. n-1 begin: nearest to equal shares, no stage empty."""
+    """Return where stages 1 .. n-1 begin: nearest to equal shares, with no stage empty."""
     total, before = sum(sizes), [sum(sizes[:i]) for i in range(len(sizes))]
     starts: list[int] = []
     for stage in range(1, n):
@@ -151,12 +156,12 @@ def _starts(sizes: Sequence[int], n: int) -> list[int]:
     return starts
 
 
-def _prune(module: nn.Module, links: Iterable[str]) -> None:
-    """Drop every submodule that no link needs; those kept keep their names."""
+def _prune(module: nn.Module, submodules: Iterable[str]) -> None:
+    """Delete every submodule that is not in ``submodules``; the names of the others stay."""
     for name, child in list(module.named_children()):
-        if name in links:
+        if name in submodules:
             continue
-        inner = [link[len(name) + 1 :] for link in links if link.startswith(f"{name}.")]
+        inner = [path[len(name) + 1 :] for path in submodules if path.startswith(f"{name}.")]
         if inner:
             _prune(child, inner)
         else:

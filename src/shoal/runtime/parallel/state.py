@@ -1,6 +1,6 @@
-"""The whole model again: gathered for evaluation and export, and measured for clipping.
+"""Gather and load the state of a partitioned model, and clip its gradients.
 
-Everything here is collective: all ranks of a replica call it together.
+Every function is a collective: all ranks of a replica must call it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from shoal.runtime.parallel.parallelize import ParallelModel, local
 
 @torch.no_grad()
 def full_state(placed: ParallelModel) -> dict[str, Tensor]:
-    """Parameters and buffers of the whole model by name, as plain tensors, on every rank."""
-    mine = placed.model.state_dict()
+    """Return the parameters and buffers of the whole model, as plain tensors, on every rank."""
+    own = placed.model.state_dict()
     pp = placed.mesh["pp"]
     full: dict[str, Tensor] = {}
     for name, stage, shape, dtype in placed.entries:
         if stage == pp.get_local_rank():
-            value = mine[name]
-            full[name] = _whole(value).clone(memory_format=torch.contiguous_format)
+            full[name] = gather_dtensor(own[name]).clone(memory_format=torch.contiguous_format)
         else:
             full[name] = torch.empty(shape, dtype=dtype, device=placed.mesh.device_type)
         if pp.size() > 1:
@@ -36,38 +35,40 @@ def full_state(placed: ParallelModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_full(placed: ParallelModel, state: Mapping[str, Tensor]) -> None:
-    """Put a whole model's state, equal on all ranks, into the parts; with no traffic."""
-    wanted = {entry.name: entry.shape for entry in placed.entries}
-    given = {name: value.shape for name, value in state.items()}
-    if wanted != given:
-        odd = sorted(set(wanted.items()) ^ set(given.items()))
+    """Copy a whole model's state, equal on all ranks, into the parts; nothing is sent."""
+    expected = {entry.name: entry.shape for entry in placed.entries}
+    shapes = {name: value.shape for name, value in state.items()}
+    if expected != shapes:
+        odd = sorted(set(expected.items()) ^ set(shapes.items()))
         raise CheckpointMismatch(
             f"state of another model: {len(odd)} names or shapes differ, such as {odd[0][0]};"
             f" give the state of the model that was cut"
         )
-    mine = placed.model.state_dict()
-    for name in wanted.keys() & mine.keys():
-        part = state[name].to(mine[name].device)
-        if isinstance(mine[name], DTensor):
-            axes, placements = mine[name].device_mesh, mine[name].placements
+    own = placed.model.state_dict()
+    for name in expected.keys() & own.keys():
+        target, part = own[name], state[name].to(own[name].device)
+        if isinstance(target, DTensor):
+            axes, placements = target.device_mesh, target.placements
             part = distribute_tensor(part, axes, placements, src_data_rank=None)
-        local(mine[name]).copy_(local(part))
+        local(target).copy_(local(part))
 
 
 @torch.no_grad()
 def global_norm(placed: ParallelModel) -> Tensor:
-    """Euclidean norm of all gradients of the replica, the same on each of its ranks, in float64.
+    """Return the L2 norm of all gradients of the replica, equal on each of its ranks, in float64.
 
-    torch's ``clip_grad_norm_`` cannot take the tensors of a model that is cut only in places, nor
-    see other stages. Squares are summed here by the axes a gradient is cut over: nothing, shards,
-    tensor, both; each kind is added up over its axes, and then over the pipeline.
+    torch's ``clip_grad_norm_`` can neither mix sharded and whole tensors nor see other stages.
+
+    1. Sum squares locally, in one of four cells: gradient split over shards or not, tensor or not.
+    2. Add each cell over the axes that its gradients are split over.
+    3. Add all over the pipeline.
     """
     squares = torch.zeros(2, 2, dtype=torch.float64, device=placed.mesh.device_type)
     for parameter in placed.model.parameters():
         if (grad := parameter.grad) is not None:
-            cut = _axes(grad)
+            axes = _split_axes(grad)
             square = local(grad).double().square().sum()
-            squares[int("dp_shard" in cut), int("tp" in cut)] += square
+            squares[int("dp_shard" in axes), int("tp" in axes)] += square
     squares[1] = _sum(squares[1], placed.mesh["dp_shard"])
     squares[:, 1] = _sum(squares[:, 1], placed.mesh["tp"])
     return _sum(squares.sum(), placed.mesh["pp"]).sqrt()
@@ -75,25 +76,23 @@ def global_norm(placed: ParallelModel) -> Tensor:
 
 @torch.no_grad()
 def clip(placed: ParallelModel, max_norm: float, *, norm: Tensor | float | None = None) -> Tensor:
-    """Scale all gradients so that their global norm is at most ``max_norm``; returns the norm.
+    """Scale all gradients so that their global norm is at most ``max_norm``; return the norm.
 
-    Args:
-        placed: the model.
-        max_norm: the bound.
-        norm: the global norm, if it is known already; must be the same on every rank.
+    ``norm`` is the global norm if it is known already, equal on every rank.
     """
-    found = global_norm(placed) if norm is None else torch.as_tensor(norm, dtype=torch.float64)
-    scale = float((max_norm / (found + 1e-6)).clamp(max=1.0))  # torch's own formula
+    total = global_norm(placed) if norm is None else torch.as_tensor(norm, dtype=torch.float64)
+    scale = float((max_norm / (total + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_
     for grad in placed.local_gradients().values():
         grad.mul_(scale)
-    return found
+    return total
 
 
-def _whole(value: Tensor) -> Tensor:
+def gather_dtensor(value: Tensor) -> Tensor:
+    """Return the whole of a DTensor as a plain tensor; a plain tensor as it is, detached."""
     if not isinstance(value, DTensor):
         return value.detach()
     placements = list(value.placements)
-    for axis in range(len(placements)):  # one by one: at once, torch warns that it cannot be
+    for axis in range(len(placements)):  # one by one: torch warns when it gathers several at once
         placements[axis] = Replicate()
         value = value.redistribute(placements=placements)
     return local(value)
@@ -106,8 +105,8 @@ def _sum(values: Tensor, axis: DeviceMesh) -> Tensor:
     return total
 
 
-def _axes(grad: Tensor) -> set[str]:
-    """The mesh axes over which this gradient is cut, not copied."""
+def _split_axes(grad: Tensor) -> set[str]:
+    """Return the mesh axes over which a gradient is split, not replicated."""
     if not isinstance(grad, DTensor):
         return set()
     names = grad.device_mesh.mesh_dim_names or ()

@@ -1,8 +1,8 @@
-"""``tensor=n``: linear layers cut by columns and rows, as the model's plan says.
+"""``tensor=n``: linear layers split by columns and rows, as the model's plan says.
 
-What no pattern names (norms, positions) stays whole on each tensor rank. Such parameters get equal
-gradients on all of them, because activations between a row and the next column are whole.
-Dropout on those activations must draw alike: seed the tensor ranks of a replica alike.
+Parameters that no pattern names (norms, positions) stay whole on each tensor rank. Their gradients
+are equal on all of them, because activations between a row and the next column are whole. Dropout
+on these activations must draw equal numbers: seed all tensor ranks of a replica alike.
 
 References:
     Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019, section 3.
@@ -10,8 +10,9 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import cast
 
 from torch import nn
@@ -26,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 
 from shoal.errors import UnknownName, UsageError
 
-# Hugging Face's words for the same
+# Hugging Face's names of the styles
 ALIASES = {
     "colwise": "column",
     "rowwise": "row",
@@ -34,51 +35,49 @@ ALIASES = {
     "colwise_gather_output": "gathered",
     "embedding_rowwise": "vocab",
 }
-STYLES = ("column", "row", "gathered", "vocab")
+STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "column": ColwiseParallel,
+    "row": RowwiseParallel,
+    "gathered": partial(ColwiseParallel, output_layouts=Replicate()),
+    "vocab": partial(RowwiseParallel, input_layouts=Replicate()),
+}
 
 
 def plan(model: nn.Module, n: int) -> dict[str, str]:
-    """Module name to style, patterns resolved and every cut found possible."""
-    patterns = _declared(model, n)
-    named: dict[str, str] = {}
-    for pattern, word in patterns.items():
+    """Return the style of each module that the model's plan names; check that it can be split."""
+    styles: dict[str, str] = {}
+    for pattern, word in _declared_plan(model, n).items():
         style = ALIASES.get(word, word)
         if style not in STYLES:
             raise UnknownName("tensor style", word, STYLES)
-        found = [name for name, _ in model.named_modules() if _matches(name, pattern)]
-        if not found:
+        names = [name for name, _ in model.named_modules() if _matches(name, pattern)]
+        if not names:
             raise UsageError(
                 f"tensor({n}): because the plan of {type(model).__name__} names {pattern!r} and no"
                 f" module is called so; instead: a pattern that matches one"
             )
-        named |= dict.fromkeys(found, style)
-    for name, style in named.items():
-        _check(name, model.get_submodule(name), style=style, n=n)
-    return named
-
-
-def cut(model: nn.Module, styles: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Replace the weights of the named modules by this rank's part, in place, with no traffic.
-
-    All ranks must hold equal weights before.
-    """
-    tied = aliases(model)
+        styles |= dict.fromkeys(names, style)
     for name, style in styles.items():
-        # src_data_rank=None: everyone cuts what it has, nobody sends
-        parallelize_module(model.get_submodule(name), mesh, _style(style), src_data_rank=None)
-    for first, others in tied.items():
-        _tie(model, first, others)
+        _check(name, model.get_submodule(name), style=style, n=n)
+    return styles
 
 
-def aliases(model: nn.Module) -> dict[str, list[str]]:
-    """For each tied parameter, its first name and its other names."""
-    names: dict[int, list[str]] = {}
+def apply(model: nn.Module, styles: Mapping[str, str], mesh: DeviceMesh) -> None:
+    """Replace the weights of the named modules by this rank's part, in place.
+
+    All ranks must have equal weights before: each splits its own copy, and none is sent.
+    """
+    aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return {same[0]: same[1:] for same in names.values() if len(same) > 1}
+        aliases.setdefault(id(parameter), []).append(name)
+    for name, style in styles.items():
+        parallelize_module(model.get_submodule(name), mesh, STYLES[style](), src_data_rank=None)
+    for first, *others in aliases.values():
+        if others:
+            _tie(model, first, others)
 
 
-def _declared(model: nn.Module, n: int) -> Mapping[str, str]:
+def _declared_plan(model: nn.Module, n: int) -> Mapping[str, str]:
     if callable(declared := getattr(model, "tensor_plan", None)):
         return cast("Mapping[str, str]", declared(n))
     if declared := getattr(model, "_tp_plan", None):
@@ -103,15 +102,16 @@ def _check_heads(model: nn.Module, n: int) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+    """Compare part by part, since ``*`` of a pattern stands for one part of a name."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
-    wanted = nn.Embedding if style == "vocab" else nn.Linear
-    if not isinstance(module, wanted):
+    expected = nn.Embedding if style == "vocab" else nn.Linear
+    if not isinstance(module, expected):
         raise UsageError(
-            f"tensor({n}): because {style!r} cuts {wanted.__name__} and {name} is"
+            f"tensor({n}): because {style!r} cuts {expected.__name__} and {name} is"
             f" {type(module).__name__}; instead: leave it out of the plan"
         )
     sizes = {"column": "out_features", "row": "in_features"}
@@ -123,26 +123,17 @@ def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
         )
 
 
-def _style(style: str) -> ParallelStyle:
-    if style == "column":
-        return ColwiseParallel()
-    if style == "gathered":
-        return ColwiseParallel(output_layouts=Replicate())
-    if style == "row":
-        return RowwiseParallel()
-    return RowwiseParallel(input_layouts=Replicate())
-
-
 def _tie(model: nn.Module, first: str, others: list[str]) -> None:
-    kept = model.get_parameter(first)
+    """Make the other names of a tied parameter refer to its new tensor again."""
+    parameter = model.get_parameter(first)
     for name in others:
-        if _placements(kept) != _placements(model.get_parameter(name)):
+        if _placements(parameter) != _placements(model.get_parameter(name)):
             raise UsageError(
                 f"tensor: because {first} and {name} are one parameter that the plan cuts in two"
                 f" ways; instead: styles that cut it alike (vocab and gathered), or untie them"
             )
         owner, _, leaf = name.rpartition(".")
-        model.get_submodule(owner).register_parameter(leaf, kept)
+        model.get_submodule(owner).register_parameter(leaf, parameter)
 
 
 def _placements(parameter: nn.Parameter) -> object:

@@ -1,5 +1,6 @@
-"""What a server holds: the model, its optimizer, and everyone's clock. Pure, so that it is tested
-and simulated without a socket.
+"""What a server of ssp and asp has: the model, its optimizer, and the workers' clocks.
+
+No sockets and no threads here, so that it is tested and simulated as it is.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from shoal.runtime.step.buffers import real
 
 
 class Clocks:
-    """Who is how far, and who must wait.
+    """The number of steps of each worker, and which workers must wait.
 
     Args:
         workers: their numbers.
-        bound: clocks that one may be ahead of the slowest.
+        bound: steps that a worker may be ahead of the slowest.
     """
 
     def __init__(self, workers: Sequence[int], bound: float) -> None:
@@ -27,11 +28,11 @@ class Clocks:
         self.bound = bound
 
     def tick(self, worker: int) -> None:
-        """A worker ended a step."""
+        """Count a step of a worker."""
         self.at[worker] += 1
 
     def leave(self, worker: int) -> None:
-        """A worker is done; nobody waits for it any more."""
+        """Remove a worker, so that no other waits for it."""
         self.at.pop(worker, None)
 
     def may_go(self, worker: int) -> bool:
@@ -42,15 +43,15 @@ class Clocks:
 
 
 class ServerModel:
-    """The model that counts and its only optimizer.
+    """The model on a server, and the only optimizer that updates it.
 
-    Each push is one optimizer step with the pushed gradient over the number of workers, so that one
-    clock of all workers moves the model as far as one step of bsp (for plain SGD).
+    Each push is one optimizer step with the pushed gradient divided by the number of workers, so
+    that one step of all workers moves the model as far as one step of bsp (for plain SGD).
 
     Args:
         parameters: by name, updated in place.
         optimizer: the user's own, over these parameters.
-        add: how a message adds up.
+        add: the compressor's, which decodes a message.
         workers: how many push.
     """
 
@@ -68,9 +69,9 @@ class ServerModel:
         self.workers = workers
         self.updates = 0
 
-    def push(self, parts: Mapping[str, tuple[Tensor, ...]]) -> None:
-        """Decode a worker's messages and take one step."""
-        for name, message in parts.items():
+    def push(self, messages: Mapping[str, tuple[Tensor, ...]]) -> None:
+        """Decode a worker's messages into gradients and take one optimizer step."""
+        for name, message in messages.items():
             parameter = self.parameters[name]
             grad = torch.zeros_like(parameter)
             self.add(message, real(grad), 1 / self.workers)
@@ -80,10 +81,10 @@ class ServerModel:
         self.updates += 1
 
     def model(self) -> dict[str, Tensor]:
-        """The model as it is now."""
+        """Return the current parameters."""
         return {name: p.detach() for name, p in self.parameters.items()}
 
     def retune(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Take over hyper-parameters (a worker's scheduler changed its learning rate)."""
-        for mine, theirs in zip(self.optimizer.param_groups, groups, strict=True):
-            mine.update({k: v for k, v in theirs.items() if k in mine and k != "params"})
+        """Set the hyper-parameters of a worker, whose scheduler may have changed them."""
+        for own, theirs in zip(self.optimizer.param_groups, groups, strict=True):
+            own.update({k: v for k, v in theirs.items() if k in own and k != "params"})

@@ -1,4 +1,4 @@
-"""Pairs of workers that average whenever one of them asks; nobody else waits (AD-PSGD)."""
+"""The wire of AD-PSGD: a worker averages with one peer at a time, and no other worker waits."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from torch import Tensor
 from shoal.errors import FaultError, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.flow import Ask, Pair
 from shoal.runtime.context import RunContext
-from shoal.runtime.remote.client import find
-from shoal.runtime.remote.server import publish
-from shoal.wire.channel import Channel, Hello, connect, listen, shut, welcome
+from shoal.runtime.remote.addresses import POLL_SECONDS, find, publish, store_of
+from shoal.wire.channel import Channel, Hello, accept_loop, close_listener, connect, listen
 from shoal.wire.wire import Pending, Ready
-
-LOOK_SECONDS = 0.02
 
 
 class PairWire:
-    """Asks a peer to move to our common mean, and moves when asked.
+    """Averages parameters with a peer, and lets peers average with this worker.
 
-    The lock is held while I update; it is free while I wait for a peer, so that two workers that
-    ask each other both get an answer.
+    ``lock`` protects the parameters. The training thread holds it while it updates them, and
+    ``ask`` releases it while it waits for the peer: two workers that ask each other at the same
+    time can then both answer, and none waits for ever::
 
-    Args:
-        parameters: mine, moved in place when a peer asks.
-        context: whom I may meet.
+        training thread     [update: lock]  ask: unlock, send, wait ...  [lock: update]
+        thread of a peer                     [lock: parameters = mean, reply]
     """
 
     blocks = True
@@ -40,29 +37,27 @@ class PairWire:
         self.size = context.replica_index.workers
         self.lock = threading.Lock()
         self._parameters = list(parameters.values())
-        self._team = context
+        self._world = world = context.world
         self._channels: dict[int, Channel] = {}
-        self._visitors: list[Channel] = []
+        self._clients: list[Channel] = []
         self._lost: FaultError | None = None
         self._left = False
-        self._place = self._turn()
-        self._listener = listen(context.world.local_size >= context.world.size)
-        publish(context.world, f"{self._place}/at/{context.world.rank}", self._listener)
-        threading.Thread(target=self._serve, name="shoal-peers", daemon=True).start()
-        # who ends without closing its run must still answer those that go on
-        Finalize(None, self._see_off, exitpriority=20)
-
-    def _turn(self) -> str:
-        """Keys of this wire alone: a process may have several, one after or beside the other."""
-        world = self._team.world
-        if world.store is None:
-            raise PeerLost("there is no store to meet at")
-        return f"pairs/{world.store.add(f'pairs-of/{world.rank}', 1)}"
+        # a prefix for the keys of this wire: a process may have several, in turn or at once
+        self._prefix = f"pairs/{store_of(world).add(f'pairs-of/{world.rank}', 1)}"
+        self._listener = listen(world.local_size >= world.size)
+        publish(world, f"{self._prefix}/at/{world.rank}", self._listener)
+        credentials = {"token": world.token, "generation": world.generation}
+        arguments = (self._listener, self._handle)
+        threading.Thread(
+            target=accept_loop, args=arguments, kwargs=credentials, name="shoal-peers", daemon=True
+        ).start()
+        # a process that ends without closing its run still answers peers that go on
+        Finalize(None, self._leave_quietly, exitpriority=20)
 
     def ask(self, ask: Ask) -> Pending:
-        """Meet one peer. The caller holds the lock; it is free meanwhile."""
+        """Average with one peer. The caller holds the lock, which is released meanwhile."""
         if not isinstance(ask, Pair):
-            raise UsageError(f"{type(ask).__name__}: pairs only meet")
+            raise UsageError(f"{type(ask).__name__}: pairs of workers only answer Pair")
         if self._lost is not None:
             raise self._lost
         self.lock.release()
@@ -75,78 +70,77 @@ class PairWire:
 
     def _channel(self, peer: int) -> Channel:
         if peer not in self._channels:
-            world = self._team.world
-            host, port = find(world, f"{self._place}/at/{peer}")
+            world = self._world
+            host, port = find(world, f"{self._prefix}/at/{peer}")
             hello = Hello(world.token, world.generation, world.rank)
             self._channels[peer] = connect(
                 host, port, hello=hello, peer=f"rank {peer}", seconds=world.seconds
             )
         return self._channels[peer]
 
-    def _serve(self) -> None:
-        world = self._team.world
-        welcome(self._listener, self._attend, token=world.token, generation=world.generation)
-
-    def _attend(self, channel: Channel, worker: int) -> None:
-        self._visitors.append(channel)
+    def _handle(self, channel: Channel, worker: int) -> None:
+        """Answer one peer until it leaves; the next ``ask`` raises what went wrong here."""
+        self._clients.append(channel)
         try:
             while True:
                 theirs = channel.receive().tensors
                 self._check(worker, theirs)
-                channel.send("mean", {}, self._meet(theirs))
+                channel.send("mean", {}, self._average(theirs))
         except LayoutMismatch as error:
             self._lost = error
         except FaultError:
             if not self._done(worker):
-                self._lost = PeerLost(f"rank {worker} is gone")
-        channel.close()  # who waits for an answer hears that there will be none
+                self._lost = PeerLost(f"rank {worker} is lost")
+        channel.close()  # so that a peer that waits for an answer fails at once
 
     def _check(self, worker: int, theirs: list[Tensor]) -> None:
-        mine = [tuple(p.shape) for p in self._parameters]
-        told = [tuple(t.shape) for t in theirs]
-        if mine != told:
+        own_shapes = [tuple(p.shape) for p in self._parameters]
+        shapes = [tuple(t.shape) for t in theirs]
+        if own_shapes != shapes:
             raise LayoutMismatch(
-                f"rank {worker} came with {len(told)} tensors, such as {told[:1]}, but mine are "
-                f"{len(mine)}, such as {mine[:1]}; every rank must train the same model"
+                f"rank {worker} sent {len(shapes)} tensors, such as {shapes[:1]}, but this rank "
+                f"has {len(own_shapes)}, such as {own_shapes[:1]}; every rank must train the same "
+                "model"
             )
 
-    def _done(self, worker: int) -> bool:
-        store = self._team.world.store
-        with suppress(dist.DistError, RuntimeError):  # the store goes with its host
-            return store is not None and store.check([f"{self._place}/done/{worker}"])
-        return False
-
     @torch.no_grad()
-    def _meet(self, theirs: list[Tensor]) -> list[Tensor]:
+    def _average(self, theirs: list[Tensor]) -> list[Tensor]:
+        """Set the parameters to the mean with a peer's, and return the mean."""
         means = []
         with self.lock:
             for p, other in zip(self._parameters, theirs, strict=True):
-                value = p.data  # past autograd's version check: a forward may be under way
+                value = p.data  # without autograd's version counter: a forward may be under way
                 value.copy_((value + other.to(value)) / 2)
                 means.append(value.clone())
         return means
 
+    def _done(self, worker: int) -> bool:
+        store = self._world.store
+        with suppress(dist.DistError, RuntimeError):  # the process of the store may have ended
+            return store is not None and store.check([f"{self._prefix}/done/{worker}"])
+        return False
+
     def leave(self) -> None:
-        """Keep serving until every worker is done, or one is lost."""
+        """Answer peers until every worker is done, or one is lost; then disconnect."""
         if self._left:
             return
         self._left = True
-        world = self._team.world
+        world = self._world
         if world.store is not None:
-            world.store.set(f"{self._place}/done/{world.rank}", "1")
+            world.store.set(f"{self._prefix}/done/{world.rank}", "1")
         end = time.monotonic() + world.seconds
         while not all(map(self._done, range(world.size))) and time.monotonic() < end:
             world.raise_if_failed()
             if self._lost is not None:
                 raise self._lost
-            time.sleep(LOOK_SECONDS)
-        self._hang_up()
+            time.sleep(POLL_SECONDS)
+        self._disconnect()
 
-    def _see_off(self) -> None:
+    def _leave_quietly(self) -> None:
         with suppress(ShoalError, dist.DistError, RuntimeError):
             self.leave()
 
-    def _hang_up(self) -> None:
-        shut(self._listener)
-        for channel in (*self._channels.values(), *self._visitors):
+    def _disconnect(self) -> None:
+        close_listener(self._listener)
+        for channel in (*self._channels.values(), *self._clients):
             channel.close()

@@ -1,7 +1,7 @@
-"""A summation service: workers send what they would sum, and get what all say together.
+"""The server of bsp: workers send their contributions, and all receive the mean.
 
-The k-th ask of every worker is one round. Contributions are added in the order of workers, so that
-the answer is the same on every run.
+The k-th ask of every worker is round k. Contributions are added in the order of the workers, so
+that the answer is the same on every run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Spec = list[Any]
 
 
 def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
-    """An ask as JSON, and its tensors in order."""
+    """Encode an ask as JSON, and its tensors in order."""
     match ask:
         case Mean(tensor):
             return ["mean"], [tensor]
         case Gather(parts, _, like):
-            kind = str(like.dtype).removeprefix("torch.")
-            return ["gather", len(parts), kind, list(like.shape)], list(parts)
+            dtype = str(like.dtype).removeprefix("torch.")
+            return ["gather", len(parts), dtype, list(like.shape)], list(parts)
         case All(asks):
             described = [describe(one) for one in asks]
             return ["all", [spec for spec, _ in described]], [t for _, ts in described for t in ts]
@@ -35,28 +35,28 @@ def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
             raise UsageError(f"a server answers Mean, Gather and All, not {type(ask).__name__}")
 
 
-def answer(spec: Spec, said: Sequence[list[Tensor]], add: Add) -> list[Tensor]:
-    """What all say together; consumes the tensors it reads from each list."""
-    weight = 1 / len(said)
+def answer(spec: Spec, contributions: Sequence[list[Tensor]], add: Add) -> list[Tensor]:
+    """Compute the mean of the workers' contributions; removes the tensors it reads from each."""
+    workers = len(contributions)
     if spec[0] == "mean":
-        total = said[0].pop(0).clone()
-        for tensors in said[1:]:
+        total = contributions[0].pop(0).clone()
+        for tensors in contributions[1:]:
             total += tensors.pop(0)
-        return [total.div_(len(said))]
+        return [total.div_(workers)]
     if spec[0] == "gather":
-        into = torch.zeros(spec[3], dtype=DTYPES[spec[2]])
-        for tensors in said:
-            add(tuple(tensors.pop(0) for _ in range(int(spec[1]))), into, weight)
-        return [into]
-    return [tensor for part in spec[1] for tensor in answer(part, said, add)]
+        mean = torch.zeros(spec[3], dtype=DTYPES[spec[2]])
+        for tensors in contributions:
+            add(tuple(tensors.pop(0) for _ in range(int(spec[1]))), mean, 1 / workers)
+        return [mean]
+    return [tensor for part in spec[1] for tensor in answer(part, contributions, add)]
 
 
 class ReduceService:
-    """Rounds that close when every worker has spoken.
+    """Answers each round when every worker has sent its contribution.
 
     Args:
         workers: how many take part.
-        add: how a message adds up.
+        add: the compressor's, which decodes a message.
         seconds: how long a round may take.
     """
 
@@ -64,55 +64,56 @@ class ReduceService:
         self._workers = workers
         self._add = add
         self._changed = threading.Condition()
-        self._said: dict[int, dict[int, list[Tensor]]] = {}
-        self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}
+        self._contributions: dict[int, dict[int, list[Tensor]]] = {}  # round -> worker -> tensors
+        self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}  # and the workers that have it
         self._seconds = seconds
-        self._gone: dict[int, str] = {}
+        self._lost: dict[int, str] = {}  # worker -> why
         self._fault: FaultError | None = None
 
     def offer(self, worker: int, round: int, spec: Spec, tensors: list[Tensor]) -> list[Tensor]:
-        """Say my part and wait for the answer."""
+        """Add a worker's contribution to a round, and wait for the answer."""
         with self._changed:
-            said = self._said.setdefault(round, {})
-            said[worker] = tensors
-            if len(said) == self._workers:
-                self._close(round, spec)
+            contributions = self._contributions.setdefault(round, {})
+            contributions[worker] = tensors
+            if len(contributions) == self._workers:
+                self._compute(round, spec)
             self._changed.wait_for(lambda: self._over(round), self._seconds)
             if not self._over(round):
-                missing = ", ".join(str(w) for w in range(self._workers) if w not in said)
+                missing = ", ".join(str(w) for w in range(self._workers) if w not in contributions)
                 waited = f"the server waited {self._seconds:g} s for rank {missing}"
                 self._fault = ExchangeTimeout(f"{waited} in its round {round}")
                 self._changed.notify_all()
             if round not in self._answers:
-                raise self._why(round)
-            told, taken = self._answers[round]
-            taken.add(worker)
-            if len(taken) == self._workers:
+                raise self._reason(round)
+            result, receivers = self._answers[round]
+            receivers.add(worker)
+            if len(receivers) == self._workers:
                 del self._answers[round]
-            return told
+            return result
 
-    def _close(self, round: int, spec: Spec) -> None:
-        said = self._said[round]
+    def _compute(self, round: int, spec: Spec) -> None:
+        contributions = self._contributions[round]
         try:
-            told = answer(spec, [said[w] for w in sorted(said)], self._add)
-            self._answers[round] = (told, set())
-            del self._said[round]
+            result = answer(spec, [contributions[w] for w in sorted(contributions)], self._add)
+            self._answers[round] = (result, set())
+            del self._contributions[round]
         except (RuntimeError, IndexError) as error:
-            self._fault = LayoutMismatch(f"what workers sent does not add up: {error}")
+            self._fault = LayoutMismatch(f"the workers' messages cannot be added: {error}")
         self._changed.notify_all()
 
     def _over(self, round: int) -> bool:
+        """Whether a round has its answer, or can never have one."""
         waits = round not in self._answers and self._fault is None
-        return not (waits and all(w in self._said[round] for w in self._gone))
+        return not (waits and all(w in self._contributions[round] for w in self._lost))
 
-    def _why(self, round: int) -> FaultError:
+    def _reason(self, round: int) -> FaultError:
         if self._fault is not None:
             return self._fault
-        absent = next(w for w in self._gone if w not in self._said[round])
-        return PeerLost(f"rank {absent} {self._gone[absent]}, and the server waits for it")
+        absent = next(w for w in self._lost if w not in self._contributions[round])
+        return PeerLost(f"rank {absent} {self._lost[absent]}, and the server waits for it")
 
-    def lose(self, worker: int, how: str = "is gone") -> None:
-        """A worker died or left: whoever waits for it learns so."""
+    def lose(self, worker: int, why: str = "is lost") -> None:
+        """Fail the rounds that wait for a worker that died or left."""
         with self._changed:
-            self._gone[worker] = how
+            self._lost[worker] = why
             self._changed.notify_all()

@@ -84,14 +84,14 @@ class RunLoader:
         ``for epoch, batches in loader.by_epoch(): ...`` A resumed run continues inside the epoch in
         which it was saved, and does not repeat what followed the epochs before.
         """
-        self.loader.turn_page()
+        self.loader.finish_epoch()
         while self.loader.epoch < self.loader.options.epochs:
             yield self.loader.epoch, self._rest_of_epoch()
 
     def _rest_of_epoch(self) -> Iterator[Any]:
         for batch in self:
             yield batch
-            if self.loader.turn_page():
+            if self.loader.finish_epoch():
                 self.on_batch_done()
                 return
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.errors import UsageError
-from shoal.runtime.remote import client as clients
+from shoal.runtime.remote import client
 from shoal.runtime.remote.client import start_servers
 from shoal.runtime.world.env import RankEnv, read_rank_env
 from shoal.runtime.world.world import World
@@ -23,14 +23,14 @@ def world(rank: int = 0, size: int = 2, servers: int = 0) -> World:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """The environments of what would have been started."""
-    found: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
 
     def note(command: list[str], *, env: dict[str, str], **_: Any) -> None:
-        found.append(env)
+        environments.append(env)
 
     monkeypatch.setattr(subprocess, "Popen", note)
-    monkeypatch.setattr(clients.atexit, "register", lambda *_: None)
-    return found
+    monkeypatch.setattr(client.atexit, "register", lambda *_: None)
+    return environments
 
 
 @pytest.mark.parametrize(("size", "servers"), [(2, 1), (2, 2), (2, 3), (3, 7)])

@@ -71,45 +71,47 @@ def store(workers: int = 2, lr: float = 0.5, momentum: float = 0.0) -> ServerMod
 
 
 def test_one_clock_of_all_workers_moves_the_model_as_one_step_of_bsp() -> None:
-    held = store(workers=4)
+    server = store(workers=4)
     gradients = [torch.randn(2, 2) for _ in range(4)]
     for gradient in gradients:
-        held.push({"w": (gradient,)})
-    torch.testing.assert_close(held.model()["w"], 1 - 0.5 * torch.stack(gradients).mean(0))
-    assert torch.equal(held.model()["b"], torch.ones(2))
-    assert held.updates == 4
+        server.push({"w": (gradient,)})
+    torch.testing.assert_close(server.model()["w"], 1 - 0.5 * torch.stack(gradients).mean(0))
+    assert torch.equal(server.model()["b"], torch.ones(2))
+    assert server.updates == 4
 
 
 def test_what_is_not_pushed_does_not_move_even_with_momentum() -> None:
-    held = store(momentum=0.9)
-    held.push({"w": (torch.ones(2, 2),), "b": (torch.ones(2),)})
-    before = held.model()["b"].clone()
-    held.push({"w": (torch.ones(2, 2),)})
-    assert torch.equal(held.model()["b"], before)
+    server = store(momentum=0.9)
+    server.push({"w": (torch.ones(2, 2),), "b": (torch.ones(2),)})
+    before = server.model()["b"].clone()
+    server.push({"w": (torch.ones(2, 2),)})
+    assert torch.equal(server.model()["b"], before)
 
 
 def test_a_message_is_decoded_whatever_its_form() -> None:
     for compressor in (exact(), cast(), topk(1), int8()):
-        held = store()
+        server = store()
         assert compressor.add is not None
-        held.add = compressor.add
-        held.push({"w": tuple(tensors(exchange(compressor, [torch.full((2, 2), 2.0)]).asks[0][0]))})
-        assert torch.equal(held.model()["w"], torch.full((2, 2), 0.5))
+        server.add = compressor.add
+        server.push(
+            {"w": tuple(tensors(exchange(compressor, [torch.full((2, 2), 2.0)]).asks[0][0]))}
+        )
+        assert torch.equal(server.model()["w"], torch.full((2, 2), 0.5))
 
 
 def test_complex_parameters_are_pushed_as_pairs_of_real_numbers() -> None:
     w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    held = ServerModel({"w": w}, torch.optim.SGD([w], lr=1.0), add=add_dense, workers=1)
-    held.push({"w": (torch.tensor([[1.0, 2.0], [3.0, 4.0]]),)})
+    server = ServerModel({"w": w}, torch.optim.SGD([w], lr=1.0), add=add_dense, workers=1)
+    server.push({"w": (torch.tensor([[1.0, 2.0], [3.0, 4.0]]),)})
     assert w.tolist() == [-1 - 2j, -3 - 4j]
 
 
 def test_a_workers_new_learning_rate_is_taken_over() -> None:
-    held = store(lr=0.5)
-    held.retune([{"lr": 0.25, "momentum": 0.0, "unheard_of": 3, "params": "not these"}])
-    (group,) = held.optimizer.param_groups
+    server = store(lr=0.5)
+    server.retune([{"lr": 0.25, "momentum": 0.0, "unheard_of": 3, "params": "not these"}])
+    (group,) = server.optimizer.param_groups
     assert group["lr"] == 0.25
     assert "unheard_of" not in group
     assert len(group["params"]) == 2
     with pytest.raises(ValueError, match="shorter"):
-        held.retune([])
+        server.retune([])

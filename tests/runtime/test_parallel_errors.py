@@ -13,7 +13,8 @@ from torch import nn
 
 from shoal.errors import UnknownName, UsageError
 from shoal.models import gpt, mlp, resnet
-from shoal.runtime.parallel import optimizer, shard, tensor
+from shoal.runtime.parallel import shard, tensor
+from shoal.runtime.parallel.parallelize import group_names, repoint
 from shoal.runtime.parallel.stages import Blueprint, Stage, stage_of, stages
 
 
@@ -41,7 +42,7 @@ class Loose(Declared):
 
 
 @pytest.mark.parametrize(
-    ("model", "n", "said"),
+    ("model", "n", "message"),
     [
         (lambda: resnet(), 2, r"ResNet does not say.*instead: give it a method tensor_plan"),
         (lambda: gpt(8, heads=4, width=8), 3, r"4 heads.*3; instead: a degree that divides"),
@@ -53,9 +54,9 @@ class Loose(Declared):
     ],
 )
 def test_a_tensor_cut_that_cannot_be_says_why(
-    model: Callable[[], nn.Module], n: int, said: str
+    model: Callable[[], nn.Module], n: int, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         tensor.plan(model(), n)
 
 
@@ -81,11 +82,11 @@ def test_an_unknown_style_offers_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "n", "said"),
+    ("model", "n", "message"),
     [
         (lambda: nn.Linear(2, 2), 2, r"Linear does not say where.*instead: give it.*pipe_stages"),
         (lambda: gpt(8, layers=2), 3, r"2 blocks, fewer than stages; instead: pipe\(2\)"),
-        (lambda: mlp(4, 4, layers=2), 3, r"only 2 of this model's links.*instead: pipe\(2\)"),
+        (lambda: mlp(4, 4, layers=2), 3, r"only 2 of this model's submodules.*instead: pipe\(2\)"),
         (lambda: Declared(cut=[["wide"]]), 2, r"returned 1 stages.*instead: return 2"),
         (lambda: Declared(cut=[["wide", "odd", "norm"], []]), 2, r"returned 1 stages"),
         (lambda: Declared(cut=[["wide"], ["odd"]]), 2, r"norm\.weight is in no submodule"),
@@ -98,9 +99,9 @@ def test_an_unknown_style_offers_the_nearest() -> None:
     ],
 )
 def test_a_pipeline_that_cannot_be_says_why(
-    model: Callable[[], nn.Module], n: int, said: str
+    model: Callable[[], nn.Module], n: int, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         stages(model(), n)
 
 
@@ -110,14 +111,14 @@ def test_an_optimizer_that_already_stepped_is_refused() -> None:
     model(torch.ones(1, 2)).sum().backward()
     adam.step()
     with pytest.raises(UsageError, match=r"state of 4 parameters.*instead: call distribute first"):
-        optimizer.names(adam, model)
+        group_names(adam, model)
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
     model, other = mlp(2, 2), mlp(2, 2)
     sgd = torch.optim.SGD([*model.parameters(), *other.parameters()])
     with pytest.raises(UsageError, match="4 parameters of the optimizer are not in the model"):
-        optimizer.names(sgd, model)
+        group_names(sgd, model)
 
 
 def test_an_optimizer_keeps_its_groups_though_a_stage_leaves_one_empty() -> None:
@@ -125,9 +126,9 @@ def test_an_optimizer_keeps_its_groups_though_a_stage_leaves_one_empty() -> None
     first, last = list(model[1].parameters()), list(model[3].parameters())
     groups: list[dict[str, Any]] = [{"params": first}, {"params": last, "lr": 9.0}]
     sgd = torch.optim.SGD(groups, lr=1.0)
-    names = optimizer.names(sgd, model)
+    names = group_names(sgd, model)
     stage = Stage(model, stages(model, 2)[1])
-    optimizer.repoint(sgd, names, stage)
+    repoint(sgd, names, stage)
     assert [len(group["params"]) for group in sgd.param_groups] == [0, 2]
     assert sgd.param_groups[1]["lr"] == 9.0
     sgd.step()
@@ -136,8 +137,8 @@ def test_an_optimizer_keeps_its_groups_though_a_stage_leaves_one_empty() -> None
 def test_a_stage_keeps_names_and_drops_the_rest() -> None:
     model = gpt(8, layers=3, width=8)
     names, cut = dict(model.named_parameters()), stages(model, 3)
-    kept = [Stage(copy.deepcopy(model), links) for links in cut]  # a stage takes its model apart
-    assert [n for stage in kept for n, _ in stage.named_parameters()] == list(names)
+    parts = [Stage(copy.deepcopy(model), links) for links in cut]  # a stage takes its model apart
+    assert [n for stage in parts for n, _ in stage.named_parameters()] == list(names)
     assert {stage_of(n, cut) for n in names} == {0, 1, 2}
 
 
@@ -156,19 +157,19 @@ def test_a_blueprint_tells_shapes_and_holds_no_numbers() -> None:
     blueprint = Blueprint(model, stages(model, 2))
     assert {p.device.type for p in blueprint.model.parameters()} == {"meta"}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
-    passed = blueprint.passed((torch.zeros(3, 4, dtype=torch.long),))
-    assert [tuple(p[0].shape) for p in passed] == [(3, 4), (3, 4, 8), (3, 4, 8)]
-    assert [p[0].requires_grad for p in passed] == [False, True, True]
+    activations = blueprint.activations((torch.zeros(3, 4, dtype=torch.long),))
+    assert [tuple(p[0].shape) for p in activations] == [(3, 4), (3, 4, 8), (3, 4, 8)]
+    assert [p[0].requires_grad for p in activations] == [False, True, True]
 
 
 def test_what_is_no_tensor_cannot_pass_between_stages() -> None:
-    class Told(nn.Linear):
+    class Returned(nn.Linear):
         def forward(self, x: torch.Tensor) -> object:  # type: ignore[override]
             return {"x": super().forward(x)}
 
-    model = nn.Sequential(Told(2, 2), nn.Linear(2, 2))
-    with pytest.raises(UsageError, match="a link of the chain returned dict"):
-        Blueprint(model, stages(model, 2)).passed((torch.zeros(1, 2),))
+    model = nn.Sequential(Returned(2, 2), nn.Linear(2, 2))
+    with pytest.raises(UsageError, match="a submodule of a stage returned dict"):
+        Blueprint(model, stages(model, 2)).activations((torch.zeros(1, 2),))
 
 
 def test_blocks_that_share_a_parameter_are_gathered_with_the_root() -> None:

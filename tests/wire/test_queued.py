@@ -82,33 +82,33 @@ class Memory:
 
 
 @contextmanager
-def hops(
+def queued_route(
     links: Links, route: Collective, index: ReplicaIndex, urgency: Urgency = newest
 ) -> Iterator[QueuedRoute]:
-    made = QueuedRoute(links, paths(route, index, None), urgency)
+    queues = QueuedRoute(links, paths(route, index, None), urgency)
     try:
-        yield made
+        yield queues
     finally:
-        made.close()
+        queues.close()
 
 
 def passed_on(urgency: Urgency) -> tuple[list[int], list[list[float]]]:
     """The order in which worker 2 passes on to worker 0 what came from 3, and its sums."""
     links = Gated()
     mine = [torch.full((2,), float(number), dtype=torch.float64) for number in range(4)]
-    with hops(links, tree(), ReplicaIndex(2, 4), urgency) as hop:
+    with queued_route(links, tree(), ReplicaIndex(2, 4), urgency) as hop:
         works = [hop.sum(tensor) for tensor in mine]
         links.deliver(3, 0, 10.0)
         until(lambda: links.sent == [(0, 0)])  # the link is busy with the first
         for number in (1, 2, 3):
             links.deliver(3, number, 10.0)
             until(lambda number=number: len(hop.waiting(0)) == number)
-        told = hop.waiting(0)
+        waiting = hop.waiting(0)
         for _ in range(4):
             links.through.release()
         until(lambda: len(links.sent) == 4)
         up = [number for _, number in links.sent]
-        assert tuple(up) == (0, *told)
+        assert tuple(up) == (0, *waiting)
         for number in range(4):
             links.deliver(0, number, 100.0 + number)
             links.through.release()
@@ -132,7 +132,7 @@ def test_first_come_first_served_overtakes_nobody() -> None:
 def test_results_are_passed_on_to_all_children_at_once() -> None:
     """The root of four sends to 2 and 1, and neither waits for the other."""
     links = Gated()
-    with hops(links, tree(), ReplicaIndex(0, 4)) as root:
+    with queued_route(links, tree(), ReplicaIndex(0, 4)) as root:
         work = root.sum(torch.zeros(2, dtype=torch.float64))
         links.deliver(1, 0, 1.0)
         links.deliver(2, 0, 2.0)
@@ -142,9 +142,9 @@ def test_results_are_passed_on_to_all_children_at_once() -> None:
         work.wait()
 
 
-def test_what_comes_before_it_was_asked_for_is_held() -> None:
+def test_a_message_of_a_sum_that_has_not_begun_is_stored() -> None:
     links = Gated()
-    with hops(links, tree(), ReplicaIndex(0, 2)) as root:
+    with queued_route(links, tree(), ReplicaIndex(0, 2)) as root:
         links.through.release(2)
         first = root.sum(torch.zeros(2, dtype=torch.float64))
         links.deliver(1, 1, 7.0)
@@ -162,17 +162,17 @@ def test_any_order_at_any_hop_gives_the_sum(text: str, world: int) -> None:
         (a, b): queue.Queue() for a in range(world) for b in range(world)
     }
     sizes = (1, 7, 3, 64, 2)
-    found: dict[int, list[list[float]]] = {}
+    sums: dict[int, list[list[float]]] = {}
 
     def work(rank: int) -> None:
         urgencies: list[Urgency] = [newest, oldest, lambda number: number % 2]
-        with hops(
+        with queued_route(
             Memory(rank, boxes), make(text), ReplicaIndex(rank, world), urgencies[rank % 3]
         ) as hop:
             mine = [torch.full((n,), 10.0**rank, dtype=torch.float64) for n in sizes]
             for under_way in [hop.sum(tensor) for tensor in mine]:
                 under_way.wait()
-            found[rank] = [tensor.tolist() for tensor in mine]
+            sums[rank] = [tensor.tolist() for tensor in mine]
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
     for thread in threads:
@@ -180,22 +180,22 @@ def test_any_order_at_any_hop_gives_the_sum(text: str, world: int) -> None:
     for thread in threads:
         thread.join(SECONDS)
     total = sum(10.0**rank for rank in range(world))
-    assert found == {rank: [[total] * n for n in sizes] for rank in range(world)}
+    assert sums == {rank: [[total] * n for n in sizes] for rank in range(world)}
 
 
 class Broken(Gated):
     """A peer that is gone."""
 
     def receive(self, peer: int) -> tuple[int, Tensor]:
-        raise ConnectionError("rank 1 hung up")
+        raise ConnectionError("rank 1 closed the connection")
 
 
 def test_a_lost_peer_fails_what_is_under_way_and_what_comes_after() -> None:
-    with hops(Broken(), tree(), ReplicaIndex(0, 2)) as root:
+    with queued_route(Broken(), tree(), ReplicaIndex(0, 2)) as root:
         under_way = root.sum(torch.zeros(2))
-        with pytest.raises(ConnectionError, match="hung up"):
+        with pytest.raises(ConnectionError, match="closed the connection"):
             under_way.wait()
-        with pytest.raises(ConnectionError, match="hung up"):
+        with pytest.raises(ConnectionError, match="closed the connection"):
             root.sum(torch.zeros(2))
 
 
@@ -216,7 +216,7 @@ def _means_in_a_pair() -> list[list[float]]:
         dist.barrier()  # the others still meet at my store
         return []
     queues = QueuedRoute(GroupLinks(pair, 5), paths(tree(), ReplicaIndex(rank - 1, 2), pair))
-    wire = QueuedWire(pair, weighted=False, hops=queues)
+    wire = QueuedWire(pair, weighted=False, queues=queues)
     assert not wire.blocks
     asked = [torch.full((3, n), float(rank * n), dtype=torch.bfloat16) for n in (0, 1, 2, 4)]
     answers = [wire.ask(Mean(tensor)) for tensor in asked]

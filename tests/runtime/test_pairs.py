@@ -111,17 +111,17 @@ def wire(rank: int, store: torch.distributed.Store, *shapes: tuple[int, ...]) ->
 def test_a_peer_with_another_model_is_told_to_both(shapes: list[tuple[int, ...]]) -> None:
     store = torch.distributed.HashStore()
     mine, theirs = wire(0, store, (2,), (3,)), wire(1, store, *shapes)
-    with theirs.lock, pytest.raises(PeerLost, match="rank 0 hung up"):
+    with theirs.lock, pytest.raises(PeerLost, match="rank 0 closed the connection"):
         theirs.ask(Pair(0, tuple(torch.ones(s) for s in shapes)))
-    with mine.lock, pytest.raises(LayoutMismatch, match=r"rank 1 came with .* the same model"):
+    with mine.lock, pytest.raises(LayoutMismatch, match=r"rank 1 sent .* the same model"):
         mine.ask(Pair(1, (torch.ones(2), torch.ones(3))))
     assert all(p.abs().sum() == 0 for p in mine._parameters)
     for one in (mine, theirs):
         one._left = True
-        one._hang_up()
+        one._disconnect()
 
 
-def test_who_leaves_hangs_up_on_those_who_came() -> None:
+def test_leaving_closes_the_connections_of_peers() -> None:
     store = torch.distributed.HashStore()
     mine, theirs = wire(0, store, (2,)), wire(1, store, (2,))
     with theirs.lock:
@@ -129,5 +129,5 @@ def test_who_leaves_hangs_up_on_those_who_came() -> None:
     assert torch.equal(told[0], torch.full((2,), 0.5))
     store.set("pairs/1/done/1", "1")
     mine.leave()
-    assert all(channel._socket.fileno() == -1 for channel in mine._visitors)
+    assert all(channel._socket.fileno() == -1 for channel in mine._clients)
     theirs.leave()

@@ -11,7 +11,7 @@ from shoal.wire.wire import ALIGN, PendingAll, PendingWork, Ready, pack, unpack
 dtypes = st.sampled_from([torch.float32, torch.int64, torch.uint8, torch.bfloat16, torch.bool])
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 tensors = st.lists(st.tuples(shapes, dtypes), max_size=5).map(
-    lambda made: [torch.ones(s).mul(i + 1).to(d) for i, (s, d) in enumerate(made)]
+    lambda layouts: [torch.ones(s).mul(i + 1).to(d) for i, (s, d) in enumerate(layouts)]
 )
 
 
@@ -20,8 +20,8 @@ tensors = st.lists(st.tuples(shapes, dtypes), max_size=5).map(
 def test_unpack_undoes_pack(parts: list[torch.Tensor]) -> None:
     packed = pack(parts)
     assert packed.numel() % ALIGN == 0
-    found = unpack(packed, parts)
-    for part, back in zip(parts, found, strict=True):
+    unpacked = unpack(packed, parts)
+    for part, back in zip(parts, unpacked, strict=True):
         assert (part.dtype, part.shape) == (back.dtype, back.shape)
         assert torch.equal(part, back)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ExchangeTimeout, PeerLost, UsageError
 from shoal.wire.channel import Message
-from shoal.wire.server import ServerWire, check, deal, fault, rates
+from shoal.wire.server import ServerWire, assign_homes, check_homes, error_of, hyper_parameters
 
 sizes = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 1000), max_size=12)
 
@@ -20,25 +20,25 @@ sizes = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 1000), m
 def test_every_parameter_has_one_home_and_loads_are_even(
     sizes: dict[str, int], servers: int
 ) -> None:
-    homes = deal(sizes, servers)
+    homes = assign_homes(sizes, servers)
     assert homes.keys() == sizes.keys()
     loads = [sum(sizes[n] for n, home in homes.items() if home == s) for s in range(servers)]
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)
-    assert deal(dict(reversed(sizes.items())), servers) == homes
+    assert assign_homes(dict(reversed(sizes.items())), servers) == homes
 
 
 def test_hyper_parameters_travel_as_plain_numbers() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
-    (told,) = rates(optimizer)
-    assert (told["lr"], told["momentum"]) == (0.1, 0.9)
-    assert "params" not in told
+    (group,) = hyper_parameters(optimizer)
+    assert (group["lr"], group["momentum"]) == (0.1, 0.9)
+    assert "params" not in group
 
 
 def test_a_learning_rate_in_a_tensor_travels_as_well() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=torch.tensor(0.5))
-    (told,) = rates(optimizer)
-    assert told["lr"] == 0.5
-    assert isinstance(told["lr"], float)
+    (group,) = hyper_parameters(optimizer)
+    assert group["lr"] == 0.5
+    assert isinstance(group["lr"], float)
 
 
 class Deaf:
@@ -51,7 +51,7 @@ class Deaf:
 
     def send(self, kind: str, facts: Any = None, tensors: Any = ()) -> None:
         if self.dead:
-            raise PeerLost("server is gone")
+            raise PeerLost("the server is lost")
         self.sent.append(Message(kind, facts or {}, list(tensors)))
 
     def receive(self) -> Message:
@@ -96,13 +96,13 @@ def test_who_has_left_its_servers_is_told_so() -> None:
 
 
 def test_a_servers_error_is_raised_as_what_it_was() -> None:
-    late = fault("server 0", {"type": "ExchangeTimeout", "text": "rank 2 is missing"})
+    late = error_of("server 0", {"type": "ExchangeTimeout", "text": "rank 2 is missing"})
     assert isinstance(late, ExchangeTimeout)
-    other = fault("server 0", {"type": "KeyError", "text": "w"})
+    other = error_of("server 0", {"type": "KeyError", "text": "w"})
     assert isinstance(other, PeerLost)
     assert "server 0 failed: KeyError" in str(other)
 
 
 def test_a_parameter_without_a_home_is_named() -> None:
     with pytest.raises(UsageError, match="late joined"):
-        check({"w": 0}, ["w", "late"])
+        check_homes({"w": 0}, ["w", "late"])
