@@ -16,11 +16,11 @@ from shoal.runtime.step.exchange import Exchange
 from shoal.runtime.step.model import ReplicatedModel
 from shoal.runtime.step.modes import ModeSetup
 from shoal.runtime.step.modes.local import LocalMode
-from shoal.runtime.tuning.measure import TracedWire
 from shoal.strategy import Strategy, parse
 from shoal.testing.contracts.matrix import legal_products, samples_by_axis
 from shoal.testing.trainer import Batch, Build, LockstepTrainer, digits, lockstep_context, tiny
 from shoal.wire.null import NullWire
+from shoal.wire.wire import TracedWire
 
 WORKERS = (1, 2, 3, 4)
 each_count = pytest.mark.parametrize("workers", WORKERS)

@@ -25,11 +25,11 @@ from shoal.runtime.step.model import ShardedModel
 from shoal.runtime.step.modes.mixing import MixingMode
 from shoal.runtime.step.stats import StepReport, StepReports
 from shoal.runtime.train import progress
-from shoal.runtime.tuning.measure import TracedWire
 from shoal.testing.processes import run_workers
 from shoal.testing.trainer import LockstepTrainer, tiny
 from shoal.timeline.record import Recorder
 from shoal.wire.null import NullWire
+from shoal.wire.wire import TracedWire
 
 VOCAB, LENGTH = 11, 6
 

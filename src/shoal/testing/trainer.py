@@ -22,13 +22,13 @@ from shoal.runtime.remote.model_store import Clocks, ServerModel
 from shoal.runtime.settings import Settings
 from shoal.runtime.step.model import ReplicatedModel
 from shoal.runtime.step.modes import Mode, ModeSetup, choose
-from shoal.runtime.tuning.measure import TracedWire
 from shoal.runtime.world.env import RankEnv
 from shoal.runtime.world.world import World
 from shoal.strategy import Strategy
 from shoal.testing.lockstep import lockstep
 from shoal.timeline.record import NullRecorder
 from shoal.wire.null import NullWire
+from shoal.wire.wire import TracedWire
 
 Batch = tuple[Tensor, Tensor]
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]

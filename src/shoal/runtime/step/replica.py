@@ -16,9 +16,8 @@ from shoal.runtime.step.buffers import real
 from shoal.runtime.step.model import ModelPart, ReplicatedModel
 from shoal.runtime.step.modes import Apply, Mode, ModeSetup, choose
 from shoal.runtime.step.stats import PendingReports, StepReport
-from shoal.runtime.tuning.measure import TracedWire
 from shoal.runtime.validate import needs_closure
-from shoal.wire.wire import Wire
+from shoal.wire.wire import TracedWire, Wire
 
 
 class Replica:

@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from shoal.flow import Ask, nbytes
-from shoal.timeline.record import Recorder
-from shoal.wire.wire import Pending, PendingWork, Ready, Wire
+from shoal.flow import Ask
+from shoal.wire.wire import Pending, Ready, TracedPending, Wire, notifies
 
 Clock = Callable[[], float]
 
@@ -92,62 +91,6 @@ class TimedWire:
 
     def _arrived(self, *_: object) -> None:
         self._span[1] = self._now()
-
-
-class TracedPending(NamedTuple):
-    """A pending answer that reports its arrival."""
-
-    pending: Pending
-    arrived: Callable[[], None]
-
-    def wait(self) -> Any:
-        """Wait for the answer, and report it."""
-        answer = self.pending.wait()
-        self.arrived()
-        return answer
-
-
-class TracedWire:
-    """A wire that records each exchange on the timeline: from the ask to its answer."""
-
-    def __init__(self, wire: Wire, recorder: Recorder) -> None:
-        self.size, self.blocks = wire.size, wire.blocks
-        self.inner = wire
-        self.step = 0
-        self._recorder = recorder
-
-    def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; its span ends when the answer arrives, even if it is waited for later."""
-        if not self._recorder.enabled:
-            return self.inner.ask(ask)
-        start, step, size = time.perf_counter(), self.step, nbytes(ask)
-        unrecorded = [True]
-
-        def arrived(*_: object) -> None:
-            # Both the work's callback and wait() call this, maybe in two threads at once. pop() is
-            # atomic, so exactly one of them records the span.
-            try:
-                unrecorded.pop()
-            except IndexError:
-                return
-            seconds = time.perf_counter() - start
-            self._recorder.add("exchange", type(ask).__name__, start, seconds, size, step)
-
-        pending = self.inner.ask(ask)
-        notifies(pending, arrived)
-        return TracedPending(pending, arrived)
-
-    def leave(self) -> None:
-        """Leave the inner wire: the run is over."""
-        self.inner.leave()
-
-
-def notifies(pending: Pending, arrived: Callable[..., None]) -> bool:
-    """Have ``arrived`` called at the end of the work, and return whether the work can do so."""
-    if not (isinstance(pending, PendingWork) and pending.works and pending.signals):
-        return False
-    pending.works[-1].get_future().add_done_callback(arrived)
-    return True
 
 
 class Measurements(NamedTuple):

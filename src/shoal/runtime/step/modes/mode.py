@@ -39,9 +39,8 @@ from shoal.runtime.step.stats import (
     ReportCarrier,
     StepReport,
 )
-from shoal.runtime.tuning.measure import TracedWire
 from shoal.strategy import Strategy
-from shoal.wire.wire import Wire
+from shoal.wire.wire import TracedWire, Wire
 
 Apply: TypeAlias = Callable[[], object]
 """Takes one optimizer step with the gradients in place."""
