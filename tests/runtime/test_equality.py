@@ -15,6 +15,7 @@ from shoal.testing.processes import run_workers
 
 pytestmark = pytest.mark.gloo
 TOLERANCE = 1e-9
+FOUR = pytest.param(4, marks=pytest.mark.slow)
 COLLECTIVE = ["fifo", "wfbp", "wfbp(1)", "priority", "priority(64)"]
 ROUTED = ["fifo, ring", "wfbp(1), ring", "priority(64), ring"]
 Told = tuple[Parameters, list[float]]
@@ -45,13 +46,13 @@ def check(told: list[dict[str, Told]]) -> None:
             assert losses == pytest.approx(means, abs=TOLERANCE), f"{what}, rank {rank}"
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3, FOUR])
 @pytest.mark.parametrize("group", [COLLECTIVE[:3], COLLECTIVE[3:]], ids=["after", "early"])
 def test_lossless_collectives_equal_one_process(group: list[str], workers: int) -> None:
     check(run_workers(workers, train_all, list(CASES), *group, env=GLOO))
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 3, FOUR])
 def test_a_route_of_our_own_equals_one_process(workers: int) -> None:
     names = ["odd, momentum", "gated, adam", "joining"]
     check(run_workers(workers, train_all, names, *ROUTED, env=GLOO))

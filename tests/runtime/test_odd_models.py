@@ -276,7 +276,7 @@ def train_odd(_: int) -> dict[str, float]:
     return told
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_odd_models_equal_one_process(workers: int) -> None:
     for told in run_workers(workers, train_odd, 0):
         assert {what: by for what, by in told.items() if not by <= TOLERANCE} == {}

@@ -220,7 +220,7 @@ LOCKSTEP = (
 )
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_processes_do_what_lockstep_does(workers: int) -> None:
     collective, served = LOCKSTEP[:-1], LOCKSTEP[-1:]
     told = run_workers(workers, others, collective)
@@ -304,7 +304,7 @@ def killed(strategy: str) -> None:
         run.step((x[:4], y[:4]))
 
 
-@pytest.mark.parametrize("strategy", ["wfbp", "local(2)"])
+@pytest.mark.parametrize("strategy", ["wfbp", pytest.param("local(2)", marks=pytest.mark.slow)])
 def test_a_worker_that_dies_in_a_step_is_named(strategy: str) -> None:
     told = outcomes(3, killed, strategy, seconds=60)
     assert told[1].exitcode == -signal.SIGKILL

@@ -69,7 +69,7 @@ def train_all(*strategies: str) -> dict[str, Parameters]:
     return {f"{model}; {s}": trained(model, s) for s in strategies for model in MODELS}
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategies", [MEASURED, FIXED], ids=["measured", "fixed"])
 def test_lossless_schedules_equal_one_process(strategies: list[str], workers: int) -> None:
     check(run_workers(workers, train_all, *strategies))
@@ -93,7 +93,7 @@ def check(everyone: list[dict[str, Parameters]]) -> None:
             assert gap <= 1e-9, f"{what}, rank {rank}"
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_stay_alike_when_messages_are_compressed(workers: int) -> None:
     whole = [s for s in [*MEASURED, *FIXED] if "dear" not in s]
     lossy = [*(f"{s}, {EF}" for s in whole), "dear(64), cast(bfloat16)"]

@@ -101,7 +101,12 @@ def killed(strategy: str, directory: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["parameter_server", "parameter_server, asp", "parameter_server, ssp(1)"]
+    "strategy",
+    [
+        "parameter_server",
+        pytest.param("parameter_server, asp", marks=pytest.mark.slow),
+        "parameter_server, ssp(1)",
+    ],
 )
 def test_a_worker_that_dies_is_named_and_the_server_ends(strategy: str, tmp_path: Path) -> None:
     told = outcomes(3, killed, strategy, str(tmp_path), servers=1, seconds=60)

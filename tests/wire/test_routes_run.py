@@ -89,7 +89,7 @@ def _chosen() -> tuple[dict[int, str], list[list[float]]]:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_all_ranks_choose_the_same_route_for_each_size(world: int) -> None:
     results = run_workers(world, _chosen, seconds=120)
     choices, sums = results[0]

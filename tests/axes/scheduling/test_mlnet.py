@@ -135,7 +135,7 @@ def train_all(backend: str, *strategies: str) -> list[tuple[Tensor, list[str]]]:
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("workers", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_workers_train_like_one_process(workers: int) -> None:
     for told in run_workers(workers, train_all, "gloo", *LOSSLESS):
         for strategy, (found, names) in zip(LOSSLESS, told, strict=True):
