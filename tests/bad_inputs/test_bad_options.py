@@ -41,7 +41,7 @@ from shoal.errors import BadArgument, ConflictError, UnknownName, UsageError
         ("__import__('os')", UsageError, "__import__"),
         ("tensor=2", UsageError, "1 workers cannot be cut .* multiply to 2; start a multiple of 2"),
         ("pipe=2", UsageError, "multiply to 2"),
-        (3, UsageError, "strategy=3: text or a Strategy"),
+        (3, UsageError, "strategy=3: must be text or a Strategy"),
     ],
 )
 def test_a_strategy_that_cannot_be_is_refused(

@@ -165,7 +165,7 @@ def test_more_micro_batches_than_samples_are_as_many_as_there_are_samples() -> N
         ({"dataset": []}, "dataset is empty"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 1.5}, "batch_size=1.5"),
-        ({"metrics": {"loss": shoal.accuracy}}, "'loss' is always there: give yours another name"),
+        ({"metrics": {"loss": shoal.accuracy}}, "'loss' is built in: give yours another name"),
         ({"metrics": {"hits": lambda o, t: o.argmax(-1) == t}}, r"'hits' has shape \(8,\).*mean"),
         ({"metrics": "accuracy"}, "metrics='accuracy': functions by name"),
         ({"metrics": {"accuracy": "accuracy"}}, "functions by name"),
