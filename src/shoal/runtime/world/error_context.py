@@ -16,7 +16,7 @@ from types import TracebackType
 from shoal.errors import CheckpointError, ExchangeTimeout, PeerLost, ShoalError
 from shoal.runtime.world import failures
 from shoal.runtime.world.env import ERROR_FILE
-from shoal.runtime.world.failures import POSITION, Failure, RankPosition, progress
+from shoal.runtime.world.failures import POSITION, Failure, RankPosition
 from shoal.runtime.world.world import World
 
 LINGER_SECONDS = 0.6
@@ -33,7 +33,7 @@ class ErrorContext:
         self._world, self._step, self._exchange = world, step, exchange
 
     def __enter__(self) -> None:
-        progress(self._step, self._exchange)
+        POSITION.step, POSITION.exchange = self._step, self._exchange
 
     def __exit__(
         self,
@@ -45,7 +45,7 @@ class ErrorContext:
             better = explain(self._world, error)
             if better is not error:
                 raise better from error
-        progress(self._step)  # computing again
+        POSITION.exchange = ""  # computing again
 
 
 def explain(world: World, error: Exception) -> Exception:

@@ -134,12 +134,6 @@ class RankPosition:
 POSITION = RankPosition()
 
 
-def progress(step: int, exchange: str = "") -> None:
-    """Record that this process is in ``exchange`` of ``step``; costs two assignments."""
-    POSITION.step = step
-    POSITION.exchange = exchange
-
-
 class FailureWatcher:
     """The thread of one worker that learns of failures and tells this rank's position.
 

@@ -89,6 +89,11 @@ class EarlyGradients(OverlappedGradients):
                 p.grad = None
         return pending
 
+    def _renew_plan(self) -> None:
+        """Finish the step before, so that no message is under way."""
+        self.drain()
+        super()._renew_plan()
+
     def finish(self, apply: Apply) -> float:
         """Learn from the first step which modules are called; the update comes later."""
         if not (self._learnt or self.compiled) and self._called:

@@ -114,8 +114,7 @@ class OverlappedGradients(Mode):
         return unused, pending
 
     def _renew_plan(self) -> None:
-        """Finish the step before; while nothing is under way, the buckets may change."""
-        self.drain()
+        """Let the buckets change while no message is under way."""
         self.planner.renew()
 
     def _drop_unused(self, unused: set[str]) -> None:
