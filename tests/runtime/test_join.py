@@ -16,7 +16,7 @@ from shoal.errors import FaultError, UsageError
 from shoal.runtime.world import interfaces, rendezvous
 from shoal.runtime.world.env import RankEnv, read_rank_env, read_seconds
 from shoal.runtime.world.error_context import explain, report_failure
-from shoal.runtime.world.failures import progress
+from shoal.runtime.world.failures import POSITION
 from shoal.runtime.world.join import agree_layout, current, join, leave
 from shoal.runtime.world.world import World
 from shoal.testing.processes import Outcome, outcomes, run_workers
@@ -341,9 +341,9 @@ def test_the_host_of_the_store_registers_first(tmp_path: Path) -> None:
 def _fails(kind: str, ended: Path) -> None:
     world = join(seconds=4)
     others = [ended / str(rank) for rank in range(3)]
-    progress(7, "bucket 0")
+    POSITION.step, POSITION.exchange = 7, "bucket 0"
     if world.rank == 1:
-        progress(7)
+        POSITION.exchange = ""
         if kind == "raises":
             report_failure(world, ValueError("bad sample"))
             others[1].touch()
