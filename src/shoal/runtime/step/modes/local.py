@@ -20,6 +20,7 @@ class LocalMode(Mode):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
+        self.exchange = setup.exchange()
         self.anchor = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._momentum, self._rate = 0.0, 1.0
         outer, workers = setup.strategy.coordination.outer, setup.index.workers

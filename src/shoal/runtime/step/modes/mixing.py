@@ -24,6 +24,7 @@ class MixingMode(Mode):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
+        self.exchange = setup.exchange()
         self._sent: dict[str, torch.Tensor] = {}
         self.exchange.moves = Trait.TRACKS in self.exchange.compressor.traits
         self.gamma = self.exchange.compressor.gamma

@@ -92,7 +92,7 @@ class ModeSetup:
         world = self.context.world
         return OwnReport() if world.size == 1 else GatheredReports(world.size, self.context.copies)
 
-    def exchange(self, *, tail: int) -> Exchange:
+    def exchange(self, *, tail: int = 0) -> Exchange:
         """Return an exchange of tensors shaped as the parameters, with a tail of numbers."""
         s, workers = self.strategy, self.index.workers
         allocate = allocator(s, self.context.group, workers=workers)
@@ -108,15 +108,15 @@ class Mode:
 
     Args:
         setup: what the mode is built from.
-        tail: numbers that travel behind the last tensor of the exchange.
     """
 
     agrees: ClassVar[bool] = False  # whether all workers hold the same model after every step
     defers: ClassVar[bool] = False  # whether updates happen during the next forward
 
-    def __init__(self, setup: ModeSetup, *, tail: int = 0) -> None:
+    exchange: Exchange  # every mode but `PairsMode` makes one
+
+    def __init__(self, setup: ModeSetup) -> None:
         self.wire, self.reports, self.parameters = setup.wire, setup.reports, setup.parameters
-        self.exchange = setup.exchange(tail=tail)
         self.synchrony = setup.strategy.synchrony
         self.steps = 0  # counted by modes that do not exchange in every step
         self._opened: list[PendingFlow] = []

@@ -33,8 +33,9 @@ class OverlappedGradients(Mode):
     agrees = True
 
     def __init__(self, setup: ModeSetup) -> None:
+        super().__init__(setup)
         in_tail = can_ride(setup)
-        super().__init__(setup, tail=REPORT_WIDTH * setup.index.workers if in_tail else 0)
+        self.exchange = setup.exchange(tail=REPORT_WIDTH * setup.index.workers if in_tail else 0)
         self.step, self.sparse = 0, setup.sparse
         self.context, self.optimizer = setup.context, setup.optimizer
         _ = self.exchange.flat.storage  # all ranks allocate shared memory at the same time

@@ -24,6 +24,7 @@ class PushMode(Mode):
         super().__init__(setup)
         self.setup = setup
         self.server = cast(ServerWire, setup.carrier)  # in a run; the lockstep trainer has none
+        self.exchange = setup.exchange()
         self.left = False  # this worker has left the servers, with a copy of their state
 
     @property

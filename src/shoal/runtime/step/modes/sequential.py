@@ -17,6 +17,7 @@ class SequentialGradients(Mode):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
+        self.exchange = setup.exchange()
         self.source, self.workers = setup.source, setup.index.workers
 
     def averaging(self) -> Asks:
