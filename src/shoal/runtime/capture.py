@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,11 @@ from torch.utils._device import _device_constructors
 
 from shoal.errors import UsageError
 from shoal.runtime.context import RunContext
-from shoal.runtime.run import Run
+from shoal.runtime.run import Closure, Run
 from shoal.runtime.settings import Settings
 from shoal.runtime.step.batches import RunLoader
 from shoal.runtime.step.stats import Step
+from shoal.runtime.validate import Models
 from shoal.runtime.world.env import RankEnv
 from shoal.runtime.world.world import World
 from shoal.samples.batch import move
@@ -44,17 +45,12 @@ META = torch.device("meta")
 class CapturedRun:
     """What a script trains; all tensors are on the meta device.
 
-    Attributes:
-        models: name -> (model, optimizer).
-        loss: the argument of ``distribute``.
-        batch: the first batch, of the global batch size.
-        strategy: the script's, or auto.
-        settings: the script's.
+    All but the batch are the arguments of ``distribute``, or their defaults.
     """
 
-    models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
+    models: Models
     loss: Any
-    batch: Any
+    batch: Any  # the first one, of the global batch size
     strategy: Strategy
     settings: Settings
 
@@ -73,9 +69,9 @@ def is_capturing() -> bool:
 
 
 class CapturingRun(Run):
-    """A run that raises :class:`FirstStep` at its first step, in whichever way it is taken."""
+    """A run whose first call of ``step``, or of one of its parts, raises :class:`FirstStep`."""
 
-    models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
+    models: Models
 
     @property
     def model(self) -> nn.Module:
@@ -102,9 +98,7 @@ class CapturingRun(Run):
         """End the script."""
         raise self._first_step(self._last_batch())
 
-    def update(
-        self, name: str | None = None, *, closure: Callable[[], Tensor] | None = None
-    ) -> Step:
+    def update(self, name: str | None = None, *, closure: Closure | None = None) -> Step:
         """End the script."""
         raise self._first_step(self._last_batch())
 
@@ -134,7 +128,7 @@ class CapturingRun(Run):
         return FirstStep(CapturedRun(self.models, self.loss, on_meta, strategy, settings))
 
 
-def capturing_run(models: Any, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
+def capturing_run(models: Models, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
     """Return the run that ``distribute`` gives to a script that is captured."""
     world = World(RankEnv(), META, "none")
     run = CapturingRun({}, loss=loss, context=RunContext(world, strategy, settings, NullRecorder()))
@@ -143,11 +137,7 @@ def capturing_run(models: Any, *, loss: Any, strategy: Strategy, settings: Setti
 
 
 def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> CapturedRun:
-    """Run a script up to its first step and return what it would train.
-
-    Args:
-        script: its path.
-        arguments: of the script, for ``sys.argv``.
+    """Run a script with these arguments up to its first step; return what it would train.
 
     Raises:
         UsageError: there is no such script, or it ended without a step.
@@ -188,9 +178,8 @@ def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path[:] = argv, path
-        if mode is None:
-            del os.environ[MODE]
-        else:
+        del os.environ[MODE]
+        if mode is not None:
             os.environ[MODE] = mode
 
 
@@ -205,13 +194,7 @@ class MetaModules(TorchFunctionMode):
         super().__init__()
         self._constructors = _device_constructors()
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``func`` with its device, or its tensors, replaced by the meta device."""
         named = dict(kwargs or {})
         if func in self._constructors:
@@ -264,7 +247,7 @@ def _moved(value: Any) -> Any:
 
 
 def to_meta(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Move parameters that were made outside of a module too, and update the optimizer."""
+    """Move also parameters that were created outside a module, and give them to the optimizer."""
     before = dict(model.named_parameters())
     model.to(META)
     moved = {id(before[name]): p for name, p in model.named_parameters()}

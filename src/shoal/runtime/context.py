@@ -1,4 +1,4 @@
-"""What the replicas of one run have in common."""
+"""What all parts of a run need: the ranks, the strategy, the settings, the recorder."""
 
 from __future__ import annotations
 
@@ -29,21 +29,13 @@ class ReplicaIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run as this rank sees it.
-
-    Args:
-        world: all ranks.
-        strategy: the techniques in use.
-        settings: the options of ``shoal.distribute``.
-        recorder: collects the timeline of this rank.
-        mesh: the positions of the ranks where a replica is spread over several; else None.
-    """
+    """The run as this rank sees it."""
 
     world: World
     strategy: Strategy
     settings: Settings
-    recorder: Recorder
-    mesh: DeviceMesh | None = None
+    recorder: Recorder  # of this rank's timeline
+    mesh: DeviceMesh | None = None  # the places of the ranks, if a replica spans several
 
     @cached_property
     def replica_index(self) -> ReplicaIndex:
@@ -68,11 +60,7 @@ class RunContext:
         return self.world.size // self.data_shard.count
 
     def write_timeline(self, model: str) -> None:
-        """Write this rank's timeline to where the launcher collects it.
-
-        Args:
-            model: names the model in the timeline.
-        """
+        """Write this rank's timeline, with the name of the model, for the launcher to collect."""
         directory = os.environ.get(env.DIRECTORY)
         if directory:
             facts = {"strategy": repr(self.strategy), "workers": self.world.size, "model": model}

@@ -1,4 +1,4 @@
-"""``shoal.distribute``: from a model and an optimizer to a run."""
+"""``shoal.distribute``: make a run from a model and an optimizer."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ def _strategy(argument: str | Strategy | None) -> Strategy:
     if not isinstance(own, Strategy):
         raise UsageError(f"strategy={argument!r}: must be text or a Strategy")
     if option is not None and _parse_option(option) != own:
-        log.warning(
-            "the script sets its own strategy (%s), so --strategy %s is ignored", own, option
-        )
+        log.warning("the script sets the strategy %s, so --strategy %s is ignored", own, option)
     return own
 
 
@@ -191,7 +189,7 @@ def _announce(run: Run, *, auto: bool) -> None:
     """Log the strategy once, at the start."""
     if run.is_main and run.size > 1:
         if auto:
-            log.info("strategy auto: there is no planner yet, so this is the plainest one")
+            log.info("strategy auto: there is no planner yet, so this is the default strategy")
         log.info("%d workers on %s: %s", run.size, run.context.world.backend, run.context.strategy)
         for advice in run.context.strategy.advice():
             log.warning("advice: %s", advice)

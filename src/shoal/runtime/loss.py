@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.errors import UsageError
 
@@ -105,11 +105,6 @@ def _scalar(loss: Any) -> Tensor:
             "for example with .mean()"
         )
     return loss.reshape(()) if loss.dim() else loss
-
-
-def modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules by name, without the prefix that torch.compile adds."""
-    return {plain(name): module for name, module in model.named_modules()}
 
 
 def plain(name: str) -> str:

@@ -16,7 +16,7 @@ from shoal import rules
 from shoal.errors import UnknownName, UsageError
 from shoal.runtime.context import RunContext
 from shoal.runtime.evaluate import Metric, evaluate
-from shoal.runtime.loss import Loss, compute_loss, differentiable, differentiate
+from shoal.runtime.loss import Loss, compute_loss, differentiable, differentiate, split_target
 from shoal.runtime.resume.checkpointer import Checkpointer
 from shoal.runtime.step.batches import Batches, How, RunLoader, RunPosition
 from shoal.runtime.step.replica import Replica
@@ -25,6 +25,8 @@ from shoal.runtime.step.update import Updater
 from shoal.runtime.wires import weighted
 from shoal.runtime.world.error_context import ErrorContext
 from shoal.samples.batch import move
+
+Closure = Callable[[], Tensor]
 
 
 class Run:
@@ -45,14 +47,11 @@ class Run:
         self.position = RunPosition()
         self.batches = Batches(context, self.position)
         self.checkpointer = Checkpointer(context, self.replicas, self.position, drain=self.drain)
-        s = context.strategy
-        self.stats = StepStats(
-            weighted=weighted(s), together=rules.sends_gradients(s), shards=s.partition.shard
-        )
+        s, together = context.strategy, rules.sends_gradients(context.strategy)
+        self.stats = StepStats(weighted=weighted(s), together=together, shards=s.partition.shard)
         self.updater = Updater(context, self.stats)
         self._closed = False
-        pipelines = [replica.source.pipeline for replica in self.replicas.values()]
-        self._staged = any(pipeline is not None for pipeline in pipelines)
+        self._staged = any(r.source.pipeline is not None for r in self.replicas.values())
 
     @property
     def rank(self) -> int:
@@ -124,15 +123,21 @@ class Run:
         return samples
 
     def _run_pipeline(self, replica: Replica, batch: Any) -> None:
+        """Run forward and backward of the micro-batches through the stages of the model."""
+        pipeline = replica.source.pipeline
+        if pipeline is None or self.loss is None:
+            raise UsageError("a pipeline needs loss=...: the last stage computes it")
         samples = self._open(batch)
         stats, workers = self.stats, self.context.data_shard.count
         start = time.perf_counter()
         accumulate = self.context.settings.accumulate
-        parts = accumulate if accumulate > 1 else 2 * replica.source.pipeline.count  # type: ignore[union-attr]
+        parts = accumulate if accumulate > 1 else 2 * pipeline.count
         pieces = self.batches.split(batch, samples, stats.total, parts)
         scales = [stats.scale(n, workers) for _, n in pieces]
-        moved = [move(piece, self.device) for piece, _ in pieces]
-        loss = replica.source.run_pipeline(moved, self.loss, scales)
+        cut = [split_target(move(piece, self.device)) for piece, _ in pieces]
+        inputs = [args if len(args) > 1 else args[0] for args, _ in cut]
+        targets = [target for _, target in cut]
+        loss = pipeline.forward_backward(inputs, targets, self.loss, weights=scales)
         share = workers * samples / stats.total() if stats.together else 1.0
         stats.losses.append((loss / share if samples else loss, samples))
         self._record("pipeline", start)
@@ -190,14 +195,12 @@ class Run:
         stats.add(loss.detach(), samples)
         self._record("backward", start)
 
-    def update(
-        self, name: str | None = None, *, closure: Callable[[], Tensor] | None = None
-    ) -> Step:
+    def update(self, name: str | None = None, *, closure: Closure | None = None) -> Step:
         """Average the gradients, clip, update, and drop the gradients.
 
         Args:
             name: which model, where there are several.
-            closure: recomputes the loss and its gradients, for optimizers that ask (LBFGS).
+            closure: computes the loss and its gradients again, for optimizers that call it (LBFGS).
         """
         self._refuse_if_closed()
         replica = self._replica(name, "update")
@@ -234,35 +237,27 @@ class Run:
             return evaluate(replica, dataset, batch_size, loss=self.loss, metrics=metrics or {})
 
     def save(self, path: str | PathLike[str] | None = None) -> Path:
-        """Write a checkpoint into a directory; ``kill -9`` at any moment leaves the last good one.
+        """Write a checkpoint into a directory, by default the run's own (``checkpoint=``).
 
-        Args:
-            path: the directory; by default the run's own (``checkpoint=``).
+        ``kill -9`` at any moment leaves the last good one.
         """
         with self._error_context("save"):
             return self.checkpointer.save(path)
 
     def restore(self, path: str | PathLike[str] | None = None) -> bool:
-        """Continue from the newest good checkpoint of a directory.
+        """Continue from the newest good checkpoint; return whether there was one.
 
         Args:
-            path: the directory, or one checkpoint in it; by default the run's own.
-
-        Returns:
-            Whether there was one. A path given that holds none is an error.
+            path: a directory, or one checkpoint in it, which must exist; by default the run's own
+                directory, which may be empty.
         """
         with self._error_context("restore"):
             restored = self.checkpointer.restore(path)
-            self.checkpointer.restore_random_state(keep=True)  # at once: it was asked for here
+            self.checkpointer.restore_random_state(keep=True)
             return restored
 
     def agree(self, value: float | bool, how: How = "mean") -> float:
-        """Return one number that all workers share: for early stopping and the like.
-
-        Args:
-            value: this worker's number.
-            how: mean, sum, max or min of all workers'.
-        """
+        """Return the mean, sum, max or min of all workers' values, for example to stop early."""
         return self.batches.reduce(value, how)
 
     def drain(self) -> None:
@@ -272,7 +267,7 @@ class Run:
         self.updater.check_deferred()
 
     def close(self) -> None:
-        """Finish pending updates, save where a directory was given, write the timeline, leave."""
+        """Finish pending updates, save if there is a directory, write the timeline, leave."""
         if self._closed:
             return
         self._closed = True

@@ -1,11 +1,10 @@
-"""Check the arguments of ``distribute``, before any other process is contacted, and closures."""
+"""Check the arguments of ``distribute``, before any other process is contacted."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,9 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from shoal.errors import BadArgument, UsageError
-from shoal.rules import Facts
-from shoal.runtime.settings import Settings
-from shoal.strategy import Strategy
 
 Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
@@ -78,7 +74,8 @@ def _kind(value: Any) -> str:
 def _check_hyper_parameters(name: str, optimizer: torch.optim.Optimizer) -> None:
     for index, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            number = _number(value)
+            scalar = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
+            number = float(value) if scalar or isinstance(value, int | float) else 0.0
             if math.isnan(number) or (key == "lr" and (number < 0 or math.isinf(number))):
                 raise BadArgument(
                     f"{key}={number} in group {index} of {name}'s optimizer",
@@ -86,34 +83,7 @@ def _check_hyper_parameters(name: str, optimizer: torch.optim.Optimizer) -> None
                 )
 
 
-def _number(value: Any) -> float:
-    """Return a hyper-parameter as a number; 0 if it is none, or a meta tensor."""
-    if isinstance(value, Tensor) and not value.is_meta and value.numel() == 1:
-        return float(value)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer's step requires a closure, as LBFGS does."""
-    return _requires_closure(type(optimizer))  # type: ignore[arg-type]  # a class is hashable
-
-
-@lru_cache(maxsize=8)
-def _requires_closure(kind: type) -> bool:
-    closure = inspect.signature(kind.step).parameters.get("closure")  # type: ignore[attr-defined]
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def closure_missing(optimizer: torch.optim.Optimizer) -> UsageError:
-    """Return the error of an update without the closure that the optimizer requires."""
-    return UsageError(
-        f"{type(optimizer).__name__} computes the loss itself, several times a step: call "
-        "run.update(closure=...), with a function that runs run.forward and run.backward, "
-        "instead of run.step"
-    )
-
-
-def refuse_closure(strategy: Strategy, settings: Settings, *, ranks: int) -> None:
-    """Raise if a closure cannot be combined with the strategy and the settings."""
-    clips, skips = settings.clip is not None, settings.nonfinite == "skip"
-    strategy.bind(Facts(ranks, clips=clips, skips=skips, closure=True))

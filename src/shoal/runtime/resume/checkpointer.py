@@ -29,12 +29,9 @@ log = logging.getLogger("shoal")
 
 
 class Checkpointer:
-    """Saves and restores a run.
+    """Saves and restores a run; its settings name the directory.
 
     Args:
-        context: the run; its settings name the directory.
-        replicas: the models.
-        position: the step number and the loaders.
         drain: finishes pending updates.
 
     Attributes:
@@ -60,7 +57,7 @@ class Checkpointer:
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Save the run; all ranks must call it together."""
         from shoal import checkpoint
-        from shoal.runtime.resume.save import snapshot
+        from shoal.runtime.resume.snapshot import snapshot
 
         root = self._root(path)
         self._drain()
@@ -73,10 +70,9 @@ class Checkpointer:
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
         """Load the newest good checkpoint; return whether there was one."""
         from shoal import checkpoint
-        from shoal.runtime.resume.restore import Restorer
+        from shoal.runtime.resume.snapshot import Restorer
 
-        world = self.context.world
-        root = self._root(path)
+        world, root = self.context.world, self._root(path)
         try:
             loaded = checkpoint.load(root, rank=world.rank, size=world.size, group=self._group())
         except CheckpointMissing:
@@ -105,10 +101,8 @@ class Checkpointer:
         """Restore the random state of a restored checkpoint.
 
         It happens at the first batch or step after the restore, so that data that the script makes
-        after ``distribute`` from a seeded generator are the same as in the first run.
-
-        Args:
-            keep: restore it once more at the next batch or step.
+        after ``distribute`` from a seeded generator are the same as in the first run. With ``keep``
+        it is restored once more at the next batch or step.
         """
         if self.random_state is not None:
             from shoal import checkpoint
@@ -151,8 +145,8 @@ class Checkpointer:
         newest = checkpoint.newest(self._directory or ".")
         if newest is not None and int(newest.name.rpartition("-")[2]) > self.position.steps:
             log.warning(
-                "%s is of another run and later than this one's: --resume would continue from it; "
-                "give each run a directory of its own",
+                "%s is another run's checkpoint, later than this run's: --resume would continue "
+                "from it; give each run its own directory",
                 newest,
             )
 
@@ -167,7 +161,7 @@ class Checkpointer:
         except CheckpointError as error:
             if self.context.world.is_main:
                 step = self.position.steps
-                log.error("step %d was not saved, training goes on: %s", step, error)
+                log.error("step %d was not saved, training continues: %s", step, error)
 
     def save_last(self) -> None:
         """Save at the end of the run what was trained since the last save."""
@@ -180,24 +174,22 @@ class Checkpointer:
         """Restore the newest checkpoint under ``shoal run --resume``, or after a restart."""
         if os.environ.get(env.RESUME) != "1":
             return
-        if self._directory is None and self.context.world.generation == 0:
+        if self._directory is None:
+            if self.context.world.generation > 0:  # a restart of a run without checkpoints
+                return
             raise UsageError(
                 "--resume, but there is no checkpoint directory: give shoal run --checkpoint or "
                 "distribute(checkpoint=...)"
             )
-        if self._directory is None:  # a restart of a run without checkpoints
-            return
         if not self.restore() and self.context.world.is_main:
             log.info("nothing to resume in %s: starting anew", self._directory)
 
     def _root(self, path: str | os.PathLike[str] | None) -> Path:
-        """Return the directory given, or the run's own."""
+        """Return this directory, by default the run's own."""
         root = path if path is not None else self._directory
         if root is None:
-            raise UsageError(
-                "where to? give run.save(path), distribute(checkpoint=...) or shoal run "
-                "--checkpoint"
-            )
+            options = "run.save(path), distribute(checkpoint=...) or shoal run --checkpoint"
+            raise UsageError(f"there is no checkpoint directory: give one by {options}")
         return Path(root)
 
     def _group(self) -> dist.ProcessGroup | None:

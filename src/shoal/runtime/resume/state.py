@@ -74,10 +74,7 @@ def optimizer_state(
 ) -> State:
     """Return an optimizer's state and hyper-parameters, by parameter name.
 
-    Args:
-        optimizer: over ``named``, and perhaps others.
-        named: parameters by name.
-        whole: gather what is sharded (all ranks that hold a part must call together).
+    With ``whole``, gather what is sharded: all ranks that hold a part must call it together.
     """
     names = _names(optimizer, named)
     state = {
@@ -85,10 +82,11 @@ def optimizer_state(
         for p, values in optimizer.state.items()
         if id(p) in names
     }
-    groups = [
-        {**_hyper(group), "params": [names[id(p)] for p in group["params"]]}
-        for group in optimizer.param_groups
-    ]
+    kinds = (bool, int, float, str, type(None), tuple, list, Tensor)
+    groups = []
+    for group in optimizer.param_groups:
+        hyper = {k: v for k, v in group.items() if k != "params" and isinstance(v, kinds)}
+        groups.append({**hyper, "params": [names[id(p)] for p in group["params"]]})
     entries: Mapping[Any, Any] = optimizer.state
     extra = {k: v for k, v in entries.items() if isinstance(k, str)}
     return {"kind": type(optimizer).__name__, "state": state, "groups": groups, "extra": extra}
@@ -106,11 +104,6 @@ def _whole(value: Any) -> Any:
         placements[axis] = Replicate()
         value = value.redistribute(placements=placements)
     return value.to_local()
-
-
-def _hyper(group: Mapping[str, Any]) -> State:
-    plain_kinds = (bool, int, float, str, type(None), tuple, list, Tensor)
-    return {k: v for k, v in group.items() if k != "params" and isinstance(v, plain_kinds)}
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State) -> None:
@@ -133,13 +126,13 @@ def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State
     names = _names(optimizer, named)
     groups = zip(optimizer.param_groups, state["groups"], strict=True)
     for index, (group, saved) in enumerate(groups):
-        mine = {names[id(p)] for p in group["params"]}
-        theirs = {name for name in saved["params"] if name in named}  # a stage holds only its own
-        for name in sorted(mine ^ theirs):
-            who = "this optimizer, but not of the checkpoint's"
-            other = "the checkpoint's optimizer, but not of this one"
+        own = {names[id(p)] for p in group["params"]}
+        saved_names = named.keys() & saved["params"]  # a pipeline stage holds only its own
+        if differing := sorted(own ^ saved_names):
+            here = "this optimizer, but not of the checkpoint's"
+            there = "the checkpoint's optimizer, but not of this one"
             raise CheckpointMismatch(
-                f"{name} is in group {index} of {who if name in mine else other}: "
+                f"{differing[0]} is in group {index} of {here if differing[0] in own else there}: "
                 "build it as it was when saved"
             )
 
@@ -151,8 +144,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State)
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, state["groups"], strict=True):
         for key, value in saved.items():
-            if key != "params":
-                _set_hyper(group, key, value)
+            current = group.get(key)
+            if isinstance(current, Tensor) and isinstance(value, Tensor):
+                current.copy_(value)  # in place, as compiled code may refer to it
+            elif key != "params":
+                group[key] = value
         on_device = bool(group.get("capturable") or group.get("fused"))
         for p in group["params"]:
             values = state["state"].get(names[id(p)])
@@ -160,17 +156,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State)
                 optimizer.state[p] = {
                     k: _like(p, v, moves=k != "step" or on_device) for k, v in values.items()
                 }
-    for key, value in state["extra"].items():
-        optimizer.state[key] = value
-
-
-def _set_hyper(group: dict[str, Any], key: str, value: Any) -> None:
-    """Set a hyper-parameter; a tensor is written in place, as compiled code may refer to it."""
-    current = group.get(key)
-    if isinstance(current, Tensor) and isinstance(value, Tensor):
-        current.copy_(value)
-    else:
-        group[key] = value
+    optimizer.state.update(state["extra"])
 
 
 def _like(parameter: Tensor, value: Any, *, moves: bool) -> Any:
@@ -219,6 +205,5 @@ def state_form(context: RunContext) -> list[str]:
 
 def rank_in_replica(context: RunContext) -> list[int]:
     """Return which part of a replica this rank holds: states of the same part can be averaged."""
-    mesh = context.mesh
-    axes = ("pp", "dp_shard", "tp")
+    mesh, axes = context.mesh, ("pp", "dp_shard", "tp")
     return [] if mesh is None else [mesh[axis].get_local_rank() for axis in axes]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.axes.compression import Trait
-from shoal.axes.scheduling import Cost, Layer, Schedule, Slice, Task
+from shoal.axes.scheduling import Cost, Layer, Schedule, Task
 from shoal.strategy import Strategy
 from shoal.wire.shm import allocate
 
@@ -68,10 +68,8 @@ class FlatBuffers:
     def __init__(
         self, tensors: Mapping[str, Tensor], *, tail: int = 0, allocate: Allocate = zeros
     ) -> None:
-        self.names = tuple(tensors)
-        self._allocate = allocate
-        self._tensors = dict(tensors)
-        self._tail = tail
+        self.names, self._tensors = tuple(tensors), dict(tensors)
+        self._tail, self._allocate = tail, allocate
 
     @cached_property
     def storage(self) -> dict[Kind, Tensor]:
@@ -80,10 +78,8 @@ class FlatBuffers:
         for kind, numel in map(_extent, self._tensors.values()):
             sizes[kind] = sizes.get(kind, self._tail) + numel
         return {
-            (dtype, device): self._allocate(
-                n, dtype.to_real() if dtype.is_complex else dtype, device
-            )
-            for (dtype, device), n in sizes.items()
+            (dtype, device): self._allocate(numel, dtype.to_real(), device)
+            for (dtype, device), numel in sizes.items()
         }
 
     @cached_property
@@ -99,11 +95,6 @@ class FlatBuffers:
         return views
 
     @property
-    def has_tail(self) -> bool:
-        """Whether there are numbers behind the last tensor."""
-        return self._tail > 0
-
-    @property
     def tail(self) -> Tensor:
         """The numbers behind the last tensor."""
         if not self._tail:
@@ -114,7 +105,7 @@ class FlatBuffers:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(b.numel() * b.element_size() for b in self.storage.values())
+        return sum(buffer.nbytes for buffer in self.storage.values())
 
     def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bucket, ...]:
         """Plan the buckets of each buffer, and order them as backward completes them.
@@ -143,25 +134,21 @@ class FlatBuffers:
         return Layer(name, nbytes, nbytes * 1e-9, nbytes * 2e-9)
 
     def _bind(self, task: Task, names: Sequence[str]) -> Bucket:
-        cuts = [self._cut(names[s.layer], s) for s in task.slices]
-        starts, stops = [a for _, a, _ in cuts], [b for _, _, b in cuts]
-        first, last = min(starts), max(stops)
-        if last - first != sum(b - a for _, a, b in cuts):
-            raise ValueError(f"task {task} is not one range of its buffer")
-        flat = self.storage[self.views[cuts[0][0]].kind]
-        pieces, keys = [], []
-        for name, start, stop in cuts:
-            place = self.views[name]
-            complete = stop - start == place.numel
+        used = tuple(names[piece.layer] for piece in task.slices)
+        flat = self.storage[self.views[used[0]].kind]
+        size = flat.element_size()
+        pieces, keys, starts, stops = [], [], [], []
+        for name, piece in zip(used, task.slices, strict=True):
+            place, first, last = self.views[name], piece.start // size, piece.stop // size
+            start, stop = place.start + first, place.start + last
+            complete = last - first == place.numel
             pieces.append(real(place.view) if complete else flat[start:stop])
-            keys.append(name if complete else f"{name}[{start - place.start}:{stop - place.start}]")
-        used = tuple(name for name, _, _ in cuts)
-        return Bucket(task, used, tuple(keys), tuple(pieces), flat[first:last])
-
-    def _cut(self, name: str, piece: Slice) -> tuple[str, int, int]:
-        place = self.views[name]
-        size = self.storage[place.kind].element_size()
-        return name, place.start + piece.start // size, place.start + piece.stop // size
+            keys.append(name if complete else f"{name}[{first}:{last}]")
+            starts.append(start)
+            stops.append(stop)
+        if max(stops) - min(starts) != sum(stops) - sum(starts):
+            raise ValueError(f"task {task} is not one range of its buffer")
+        return Bucket(task, used, tuple(keys), tuple(pieces), flat[min(starts) : max(stops)])
 
 
 def real(tensor: Tensor) -> Tensor:
@@ -178,8 +165,7 @@ def _extent(tensor: Tensor) -> tuple[Kind, int]:
 def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
     """Return a view with the shape of ``like``, and its strides where they are dense."""
     if like.is_complex():
-        real = buffer[start : start + 2 * like.numel()].view(*like.shape, 2)
-        return torch.view_as_complex(real)
+        return torch.view_as_complex(buffer[start : start + 2 * like.numel()].view(*like.shape, 2))
     flat = buffer[start : start + like.numel()]
     if like.is_contiguous() or not _dense(like):
         return flat.view(like.shape)
@@ -202,12 +188,7 @@ def allocator(strategy: Strategy, group: dist.ProcessGroup | None, *, workers: i
     """Return the function that allocates memory for what a strategy sends.
 
     Shared memory pays where the flat range itself travels: exact numbers, summed by the backend's
-    own all-reduce.
-
-    Args:
-        strategy: the techniques in use.
-        group: the workers; None is the default group.
-        workers: their number; all must allocate in the same order.
+    own all-reduce. All workers of the group must allocate in the same order.
     """
     traits = strategy.compression.traits
     exact = Trait.LOSSLESS in traits and Trait.ELEMENTWISE in traits
@@ -216,8 +197,7 @@ def allocator(strategy: Strategy, group: dist.ProcessGroup | None, *, workers: i
         return zeros
 
     def shared(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if device.type != "cpu":
-            return zeros(numel, dtype, device)
-        return allocate(numel, dtype, group)
+        on_cpu = device.type == "cpu"
+        return allocate(numel, dtype, group) if on_cpu else zeros(numel, dtype, device)
 
     return shared

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from shoal.flow import Asks
 from shoal.wire.wire import Pending, Wire
@@ -19,18 +19,12 @@ Result = TypeVar("Result")
 
 
 class PendingFlow:
-    """A flow that waits for the answer to its last ask.
-
-    Args:
-        flow: the flow to run.
-        wire: answers its asks.
-    """
+    """A flow that waits for the answer to its last ask over a wire."""
 
     __slots__ = ("_flow", "_pending", "_wire")
 
     def __init__(self, flow: Asks, wire: Wire) -> None:
-        self._flow = flow
-        self._wire = wire
+        self._flow, self._wire = flow, wire
         self._pending: Pending | None = None
         self._advance(None)
 
@@ -39,8 +33,8 @@ class PendingFlow:
             ask = self._flow.send(answer)
         except StopIteration:
             self._pending = None
-            return
-        self._pending = self._wire.ask(ask)
+        else:
+            self._pending = self._wire.ask(ask)
 
     def finish(self) -> None:
         """Wait for answers until the flow ends."""
@@ -48,42 +42,26 @@ class PendingFlow:
             self._advance(self._pending.wait())
 
 
-class CommQueue(Protocol):
-    """Runs jobs in order."""
+class InlineQueue:
+    """Runs each job at once, in the caller's thread."""
 
     def submit(self, job: Job) -> int:
-        """Add a job; return its number, for ``join``."""
+        """Run a job; return its number, for ``join``."""
+        job()
+        return 0
 
     def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
-        """Add a job that starts an operation; return a function that waits for its result."""
+        """Start an operation; return a function that waits for its result."""
+        return start()
 
     def join(self, upto: int | None = None) -> None:
-        """Wait until all jobs ran, or those up to a number; raise the first error."""
+        """Wait until all jobs ran, or those up to a number: here all have run."""
 
     def close(self) -> None:
         """End the queue."""
 
 
-class InlineQueue:
-    """Runs each job at once, in the caller's thread."""
-
-    def submit(self, job: Job) -> int:
-        """Run the job."""
-        job()
-        return 0
-
-    def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
-        """Start the operation now."""
-        return start()
-
-    def join(self, upto: int | None = None) -> None:
-        """Return at once: every job has run."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class CommThread:
+class CommThread(InlineQueue):
     """Runs jobs in one communication thread; an error is raised by the next ``join``."""
 
     def __init__(self, name: str = "shoal-exchange") -> None:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from shoal.axes.compression import Trait
 from shoal.errors import UsageError
-from shoal.runtime.step.comm_queue import CommQueue, CommThread, InlineQueue, PendingFlow
+from shoal.runtime.step.comm_queue import CommThread, InlineQueue, PendingFlow
 from shoal.runtime.step.exchange import Exchange
-from shoal.runtime.step.stats import EMPTY_REPORT, OwnReport, ReportCarrier, StepReport
+from shoal.runtime.step.stats import EMPTY_REPORT, OwnReport, StepReport
 from shoal.runtime.tuning.measure import StepTimer
 from shoal.wire.wire import Wire
 
@@ -48,12 +48,10 @@ class Engine:
         wire: Wire,
         *,
         parameters: Mapping[str, Tensor],
-        reports: ReportCarrier | None = None,
+        reports: OwnReport | None = None,
         timer: StepTimer | None = None,
     ) -> None:
-        self.exchange = exchange
-        self.wire = wire
-        self.parameters = parameters
+        self.exchange, self.wire, self.parameters = exchange, wire, parameters
         self.reports = reports or OwnReport()
         self.armed = False
         self.early = exchange.schedule.early  # whether forwards start early under today's plan
@@ -63,7 +61,7 @@ class Engine:
         schedule = exchange.schedule
         at_once = not (wire.blocks or schedule.scatters or schedule.window)
         one_shot = Trait.ONE_SHOT in exchange.compressor.traits and at_once
-        self.queue: CommQueue = InlineQueue() if one_shot else CommThread()
+        self.queue = InlineQueue() if one_shot else CommThread()
         # The gather half of a sum needs its scatter half first; other buckets wait one behind.
         lag = schedule.window - 1 if schedule.window else 0 if schedule.scatters else 1
         self._lag = None if one_shot else lag

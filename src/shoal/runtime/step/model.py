@@ -1,19 +1,19 @@
 """The model that a rank trains: a whole replica, or a part of one that is spread over ranks.
 
-Both have the same verbs, so that modes do not care which it is: ``trainable`` parameters,
-``collect`` their gradients into an exchange, ``deliver`` the averaged ones, ``norm`` and ``clip``.
+Both have the same methods, so that modes need not distinguish them: ``trainable`` returns the
+parameters, ``collect`` copies their gradients into an exchange, ``deliver`` copies the averaged
+ones back, ``norm`` and ``clip`` do as torch's functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from shoal.errors import UsageError
-from shoal.runtime.loss import Loss, plain, split_target
+from shoal.runtime.loss import plain
 from shoal.runtime.step.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReplicatedModel:
-    """A model that this rank holds as a whole.
-
-    Args:
-        model: the user's own module, not wrapped.
-    """
+    """A model that this rank holds as a whole: the user's own module, not wrapped."""
 
     pipeline = None
 
@@ -59,31 +55,19 @@ class ReplicatedModel:
 
     def clip(self, limit: float, norm: float) -> None:
         """Clip the gradients as torch's ``clip_grad_norm_`` does, with the norm already known."""
-        torch.nn.utils.clip_grads_with_norm_(
-            list(self.trainable().values()), limit, torch.tensor(norm, dtype=torch.float64)
-        )
+        total = torch.tensor(norm, dtype=torch.float64)
+        torch.nn.utils.clip_grads_with_norm_(list(self.trainable().values()), limit, total)
 
     def call(self, *inputs: Any, **named: Any) -> Any:
         """Call the model."""
         return self.model(*inputs, **named)
 
-    def run_pipeline(
-        self, pieces: Sequence[Any], loss: Loss | None, scales: Sequence[float]
-    ) -> Tensor:
-        """Refuse: only a model that is cut into stages has a pipeline."""
-        raise UsageError("this model is not cut into stages")
-
 
 class ShardedModel:
-    """A model of which this rank holds a part.
-
-    Args:
-        parallel: the model as torch's FSDP2, DTensor and pipelining spread it over ranks.
-    """
+    """A model of which this rank holds a part: torch's FSDP2, DTensor and pipelining spread it."""
 
     def __init__(self, parallel: ParallelModel) -> None:
-        self.parallel = parallel
-        self.model = parallel.model
+        self.parallel, self.model = parallel, parallel.model
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -142,17 +126,6 @@ class ShardedModel:
         if named:
             raise UsageError("a pipeline takes batches (inputs..., target), not dicts")
         return self.pipeline.forward(inputs if len(inputs) > 1 else inputs[0])
-
-    def run_pipeline(
-        self, pieces: Sequence[Any], loss: Loss | None, scales: Sequence[float]
-    ) -> Tensor:
-        """Run forward and backward of the micro-batches through the stages; return the loss."""
-        if self.pipeline is None or loss is None:
-            raise UsageError("a pipeline needs loss=...: the last stage computes it")
-        cut = [split_target(piece) for piece in pieces]
-        inputs = [args if len(args) > 1 else args[0] for args, _ in cut]
-        targets = [target for _, target in cut]
-        return self.pipeline.forward_backward(inputs, targets, loss, weights=scales)
 
 
 ModelPart: TypeAlias = ReplicatedModel | ShardedModel

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.errors import NonFinite, UsageError
+from shoal.errors import UsageError
 from shoal.wire.wire import gather_flat
 
 
@@ -70,40 +70,22 @@ PendingReports: TypeAlias = Callable[[], StepReports]
 """Waits for the reports of all ranks, and returns them."""
 
 
-class ReportCarrier(Protocol):
-    """How the reports of a step reach all ranks."""
-
-    def attach(self, report: Callable[[], StepReport]) -> None:
-        """Add this rank's report to the last bucket of gradients, which leaves next."""
-
-    def publish(self, report: StepReport) -> PendingReports:
-        """Send this rank's report, unless it was attached, and receive all ranks'."""
-
-
 class OwnReport:
     """Reports only to this rank."""
 
     def attach(self, report: Callable[[], StepReport]) -> None:
-        """Do nothing."""
+        """Add this rank's report to the last bucket of gradients, which leaves next: not here."""
 
     def publish(self, report: StepReport) -> PendingReports:
-        """Return this rank's report."""
+        """Send this rank's report, unless it was attached, and receive all reports: its own."""
         return partial(StepReports, (report,))
 
 
-class GatheredReports:
-    """Gathers the reports in a message of their own.
-
-    Args:
-        size: the number of ranks.
-        copies: how many of them report the same samples.
-    """
+class GatheredReports(OwnReport):
+    """Gathers the reports of ``size`` ranks, of which ``copies`` report the same samples."""
 
     def __init__(self, size: int, copies: int) -> None:
         self._size, self._copies = size, copies
-
-    def attach(self, report: Callable[[], StepReport]) -> None:
-        """Do nothing: the reports follow the gradients."""
 
     def publish(self, report: StepReport) -> PendingReports:
         """Start an all-gather of the reports."""
@@ -119,15 +101,11 @@ class GatheredReports:
         return wait
 
 
-class TailReports:
-    """Carries the reports in the numbers behind the last gradient of a flat buffer.
+class TailReports(OwnReport):
+    """Carries the reports in the tail of a flat buffer: ``REPORT_WIDTH`` numbers for each worker.
 
     Each rank writes its own report into its own place and zeros elsewhere, so that the sum over
     ranks holds all reports.
-
-    Args:
-        tail: the numbers behind the last gradient, ``REPORT_WIDTH`` for each worker.
-        worker: the number of this worker.
     """
 
     def __init__(self, tail: Tensor, worker: int) -> None:
@@ -152,12 +130,11 @@ def _read(numbers: Tensor, copies: int) -> StepReports:
 def find_unused(
     unused: set[str], names: list[str], group: dist.ProcessGroup | None
 ) -> Callable[[], set[str]]:
-    """Start to find the parameters that got a gradient on no worker.
+    """Start to find the parameters without a gradient on all workers of a group.
 
     Args:
         unused: the parameters without a gradient on this worker.
         names: all parameters, in the same order on every worker.
-        group: the workers.
     """
     present = torch.tensor([name not in unused for name in names], dtype=torch.uint8)
     if group is None and not dist.is_initialized():
@@ -182,9 +159,7 @@ class StepStats:
     """
 
     def __init__(self, *, weighted: bool, together: bool, shards: int = 1) -> None:
-        self.weighted = weighted
-        self.together = together
-        self.shards = shards
+        self.weighted, self.together, self.shards = weighted, together, shards
         self.events = 0  # batches opened and losses added since the run began
         self.in_micro = False  # the user's loop holds a micro-batch
         self.clear()
@@ -236,23 +211,16 @@ class Step:
 
     Args:
         number: counted from 0.
-        reports: waits for the reports of all ranks.
+        wait: waits for the reports of all ranks.
         skipped: whether all workers skipped it because of a NaN or inf.
         norm: the norm of the averaged gradient before clipping, where it was measured.
     """
 
     def __init__(
-        self,
-        number: int,
-        reports: PendingReports,
-        *,
-        skipped: bool = False,
-        norm: float | None = None,
+        self, number: int, wait: PendingReports, *, skipped: bool = False, norm: float | None = None
     ) -> None:
-        self.number = number
-        self.skipped = skipped
-        self.norm = norm
-        self._wait = reports
+        self.number, self.skipped, self.norm = number, skipped, norm
+        self._wait = wait
 
     @cached_property
     def _reports(self) -> StepReports:
@@ -274,12 +242,3 @@ class Step:
 
     def __repr__(self) -> str:
         return f"Step({self.number}, loss={self.loss:.6g}, samples={self.samples})"
-
-
-def nonfinite(what: str, step: int, ranks: list[int]) -> NonFinite:
-    """Return the error that names the step and the ranks with a NaN or inf."""
-    who = "rank " + ", ".join(map(str, ranks)) if ranks else "all ranks"
-    return NonFinite(
-        f"{what} is NaN or inf at step {step} on {who}: lower the learning rate, clip, or inspect "
-        "that batch; nonfinite='skip' skips such steps on all workers"
-    )

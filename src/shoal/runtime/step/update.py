@@ -15,33 +15,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal.errors import UsageError
+from shoal.errors import NonFinite, UsageError
+from shoal.rules import Facts
 from shoal.runtime.context import RunContext
 from shoal.runtime.step.replica import Replica
-from shoal.runtime.step.stats import PendingReports, Step, StepReports, StepStats, nonfinite
-from shoal.runtime.validate import closure_missing, refuse_closure
+from shoal.runtime.step.stats import PendingReports, Step, StepReports, StepStats
 
 log = logging.getLogger("shoal")
 
 
 class Updater:
-    """Ends the steps of a run.
-
-    Args:
-        context: the run; its settings say what to clip and what to do about NaN.
-        stats: what the current step added up.
-    """
+    """Ends the steps of a run; its settings say what to clip and what to do about NaN."""
 
     def __init__(self, context: RunContext, stats: StepStats) -> None:
-        self.context = context
-        self.stats = stats
+        self.context, self.stats = context, stats
         self._seen: dict[Replica, int] = {}
         self._deferred: tuple[int, PendingReports] | None = None
 
     def update(self, replica: Replica, number: int) -> Step:
         """Agree on gradients and loss with the other workers, then update or skip."""
         if replica.needs_closure:
-            raise closure_missing(replica.optimizer)
+            raise UsageError(
+                f"{type(replica.optimizer).__name__} computes the loss itself, several times a "
+                "step: call run.update(closure=...), with a function that runs run.forward and "
+                "run.backward, instead of run.step"
+            )
         first = self._is_first(replica)
         self.check_deferred()
         own = self.stats.report()
@@ -91,14 +89,18 @@ class Updater:
         if not bad:
             return False
         ranks = bad if len(reports.reports) > 1 else [self.context.world.rank]
-        if self.context.settings.nonfinite == "stop":
-            raise nonfinite("the loss", number, ranks)
-        self._log_skipped("the loss", number, ranks)
+        self._stop_or_skip("the loss", number, ranks)
         return True
 
-    def _log_skipped(self, what: str, number: int, ranks: list[int]) -> None:
+    def _stop_or_skip(self, what: str, number: int, ranks: list[int]) -> None:
+        """Raise `NonFinite`, or log that the step is skipped, as the settings say."""
+        who = f"rank {', '.join(map(str, ranks))}" if ranks else "all ranks"
+        if self.context.settings.nonfinite == "stop":
+            raise NonFinite(
+                f"{what} is NaN or inf at step {number} on {who}: lower the learning rate, clip, "
+                "or inspect that batch; nonfinite='skip' skips such steps on all workers"
+            )
         if self.context.world.is_main or ranks == [self.context.world.rank]:
-            who = f"rank {', '.join(map(str, ranks))}" if ranks else "all ranks"
             log.warning("step %d is skipped: %s is NaN or inf on %s", number, what, who)
 
     def _norm(self, replica: Replica, number: int) -> float | None:
@@ -108,14 +110,14 @@ class Updater:
             return None
         norm = replica.source.norm()
         if not math.isfinite(norm):
-            if settings.nonfinite == "stop":
-                raise nonfinite("the gradient", number, [])
-            self._log_skipped("the gradient", number, [])
+            self._stop_or_skip("the gradient", number, [])
         return norm
 
     def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:
         """Let the optimizer call ``closure`` as often as it needs; each call is averaged."""
-        refuse_closure(self.context.strategy, self.context.settings, ranks=self.context.world.size)
+        settings, ranks = self.context.settings, self.context.world.size
+        clips, skips = settings.clip is not None, settings.nonfinite == "skip"
+        self.context.strategy.bind(Facts(ranks, clips=clips, skips=skips, closure=True))
         evaluations: list[StepReports] = []
 
         def averaged() -> float:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from shoal.runtime.loss import modules
+from shoal.runtime.loss import plain
 from shoal.runtime.step.hooks import average_rows
 from shoal.runtime.step.modes.mode import Apply, ModeSetup
 from shoal.runtime.step.modes.overlapped import OverlappedGradients
@@ -56,11 +56,11 @@ class EarlyGradients(OverlappedGradients):
             self.optimizer.register_state_dict_pre_hook(lambda *_: self._finish_all()),
         ]
         self.compiled = _is_compiled(model)
-        for name, module in modules(model).items():
+        for name, module in model.named_modules():
             own = [names[id(p)] for p in module.parameters(recurse=False) if id(p) in names]
-            self._own[name] = own
+            self._own[plain(name)] = own
             if not self.compiled or module is model:
-                hook = partial(self._before_forward, name)
+                hook = partial(self._before_forward, plain(name))
                 self._handles.append(module.register_forward_pre_hook(hook))
 
     def begin(self, step: int) -> None:

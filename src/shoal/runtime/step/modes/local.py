@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shoal.flow import Asks
 from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
@@ -21,10 +20,7 @@ class LocalMode(Mode):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        self.parameters = setup.parameters
         self.exchange = setup.exchange()
-        self.period = setup.strategy.synchrony.period
-        self.steps = 0
         self.anchor = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._momentum, self._rate = 0.0, 1.0
         outer, workers = setup.strategy.coordination.outer, setup.index.workers
@@ -39,25 +35,20 @@ class LocalMode(Mode):
         """Update; after the last step of a period, average the changes."""
         with torch.enable_grad():
             apply()
+        due = self.due()
         self.steps += 1
-        if self.steps % self.period:
+        if not due:
             return
         views = self.exchange.flat.views
         for name, p in self.parameters.items():
             torch.sub(p, self.anchor[name], out=views[name].view)
         yield from self.exchange.flows()
         for name, p in self.parameters.items():
-            self.anchor[name] += self._move(name, views[name].view)
+            move = views[name].view
+            if self.moves:
+                move = self.moves[name].mul_(self._momentum).add_(move, alpha=self._rate)
+            self.anchor[name] += move
             p.copy_(self.anchor[name])
-
-    def _move(self, name: str, change: Tensor) -> Tensor:
-        if not self.moves:
-            return change
-        return self.moves[name].mul_(self._momentum).add_(change, alpha=self._rate)
-
-    def due(self) -> bool:
-        """Return whether the current step is the last of its period."""
-        return (self.steps + 1) % self.period == 0
 
     def state_dict(self) -> State:
         """Return the step count, the anchor and its last move, and the compressor's state."""

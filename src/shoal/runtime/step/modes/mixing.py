@@ -24,10 +24,7 @@ class MixingMode(Mode):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        self.parameters = setup.parameters
         self.exchange = setup.exchange()
-        self.period = setup.strategy.synchrony.period
-        self.steps = 0
         self._sent: dict[str, torch.Tensor] = {}
         self.exchange.moves = Trait.TRACKS in self.exchange.compressor.traits
         self.gamma = self.exchange.compressor.gamma
@@ -57,10 +54,6 @@ class MixingMode(Mode):
             self._sent = {}
             self.exchange.end_round()
         yield from ()
-
-    def due(self) -> bool:
-        """Return whether the current step mixes."""
-        return (self.steps + 1) % self.period == 0
 
     def state_dict(self) -> State:
         """Return the step count, the rounds, and the public copies where these travel."""

@@ -32,13 +32,7 @@ from shoal.runtime.step.comm_queue import PendingFlow
 from shoal.runtime.step.exchange import Exchange
 from shoal.runtime.step.hooks import sparse_parameters
 from shoal.runtime.step.model import ModelPart
-from shoal.runtime.step.stats import (
-    GatheredReports,
-    OwnReport,
-    PendingReports,
-    ReportCarrier,
-    StepReport,
-)
+from shoal.runtime.step.stats import GatheredReports, OwnReport, PendingReports, StepReport
 from shoal.strategy import Strategy
 from shoal.wire.wire import TracedWire, Wire
 
@@ -93,17 +87,13 @@ class ModeSetup:
         return {n: p for n, p in self.source.trainable().items() if n not in self.sparse}
 
     @cached_property
-    def reports(self) -> ReportCarrier:
+    def reports(self) -> OwnReport:
         """How step reports reach all ranks, unless they travel with the gradients."""
         world = self.context.world
         return OwnReport() if world.size == 1 else GatheredReports(world.size, self.context.copies)
 
     def exchange(self, *, tail: int = 0) -> Exchange:
-        """Return an exchange of tensors with the shapes of the parameters.
-
-        Args:
-            tail: numbers that travel behind the last tensor.
-        """
+        """Return an exchange of tensors shaped as the parameters, with a tail of numbers."""
         s, workers = self.strategy, self.index.workers
         allocate = allocator(s, self.context.group, workers=workers)
         flat = FlatBuffers(self.parameters, tail=tail, allocate=allocate)
@@ -123,9 +113,12 @@ class Mode:
     agrees: ClassVar[bool] = False  # whether all workers hold the same model after every step
     defers: ClassVar[bool] = False  # whether updates happen during the next forward
 
+    exchange: Exchange  # every mode but `PairsMode` makes one
+
     def __init__(self, setup: ModeSetup) -> None:
-        self.wire = setup.wire
-        self.reports = setup.reports
+        self.wire, self.reports, self.parameters = setup.wire, setup.reports, setup.parameters
+        self.synchrony = setup.strategy.synchrony
+        self.steps = 0  # counted by modes that do not exchange in every step
         self._opened: list[PendingFlow] = []
 
     @property
@@ -154,25 +147,17 @@ class Mode:
         yield from ()
 
     def due(self) -> bool:
-        """Return whether all workers exchange in the current step."""
-        return False
+        """Return whether all workers exchange in the current step: the last one of a period."""
+        return self.synchrony.waits and (self.steps + 1) % self.synchrony.period == 0
 
     # Verbs, in the order of a step.
 
     def begin(self, step: int) -> None:
-        """Start the flows that may run from the start of the step on.
-
-        Args:
-            step: the number of the step.
-        """
+        """Start the flows that may run from the start of the step on."""
         self._opened = [PendingFlow(flow, self.wire) for flow in self.opening()]
 
     def arm(self, report: Callable[[], StepReport]) -> None:
-        """Prepare for the last backward of the step.
-
-        Args:
-            report: returns this rank's step report, with the loss of that backward.
-        """
+        """Prepare for the last backward; ``report`` returns the step report with its loss."""
 
     def agree(self, report: StepReport) -> PendingReports:
         """Average the gradients, and publish the step report where all workers exchange."""
@@ -233,8 +218,9 @@ class Mode:
         return state
 
     def state_dict(self) -> State:
-        """Return everything remembered between steps."""
-        return {}
+        """Return everything remembered between steps; by default, the compressor's state."""
+        return self.exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` returned; an empty state starts from the model as it is."""
+        self.exchange.load_state_dict(state)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -12,7 +11,7 @@ from shoal import rules
 from shoal.axes.compression import Trait
 from shoal.runtime.step.engine import Engine
 from shoal.runtime.step.hooks import Factors, average_rows
-from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
+from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup
 from shoal.runtime.step.stats import (
     REPORT_WIDTH,
     PendingReports,
@@ -22,19 +21,6 @@ from shoal.runtime.step.stats import (
 )
 from shoal.runtime.tuning.measure import StepTimer
 from shoal.runtime.tuning.replan import Replanning
-
-
-class FixedPlan:
-    """The plan of schedules that measure nothing: the buckets stay the same."""
-
-    def begin(self) -> None:
-        """Do nothing at the start of a step."""
-
-    def ask(self) -> None:
-        """Send no measurements."""
-
-    def renew(self) -> None:
-        """Keep the buckets."""
 
 
 class OverlappedGradients(Mode):
@@ -48,12 +34,10 @@ class OverlappedGradients(Mode):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        self.step = 0
-        self.context, self.optimizer = setup.context, setup.optimizer
-        self.parameters, self.sparse = setup.parameters, setup.sparse
         in_tail = can_ride(setup)
-        tail = REPORT_WIDTH * setup.index.workers if in_tail else 0
-        self.exchange = setup.exchange(tail=tail)
+        self.exchange = setup.exchange(tail=REPORT_WIDTH * setup.index.workers if in_tail else 0)
+        self.step, self.sparse = 0, setup.sparse
+        self.context, self.optimizer = setup.context, setup.optimizer
         _ = self.exchange.flat.storage  # all ranks allocate shared memory at the same time
         if in_tail:
             self.reports = TailReports(self.exchange.flat.tail, setup.index.worker)
@@ -65,22 +49,18 @@ class OverlappedGradients(Mode):
             reports=self.reports,
             timer=timer if measures == "times" else None,
         )
-        self.planner: Replanning | FixedPlan = FixedPlan()
+        self.planner: Replanning | None = None  # without one, buckets stay the same
         if measures != "nothing":
             self.planner = Replanning(self.engine, timer, setup.context)
         self._sends_factors = Trait.FACTORS in self.exchange.compressor.traits
-        wanted = self.parameters if self._sends_factors else {}
-        self.factors = Factors(setup.source.model, wanted)
-        self.exchange.factors = self.factors
-
-    def due(self) -> bool:
-        """Return True: all workers exchange in every step."""
-        return True
+        factored = self.parameters if self._sends_factors else {}
+        self.exchange.factors = self.factors = Factors(setup.source.model, factored)
 
     def begin(self, step: int) -> None:
         """Start to measure the step, where the schedule needs that."""
         self.step = step
-        self.planner.begin()
+        if self.planner is not None:
+            self.planner.begin()
 
     def arm(self, report: Callable[[], StepReport]) -> None:
         """Let gradients leave during the next backward, if the schedule overlaps."""
@@ -110,12 +90,14 @@ class OverlappedGradients(Mode):
         report = report._replace(unused=len(unused))
         # Behind the gradients, so that all ranks enter their collectives in the same order.
         pending = self.engine.queue.call(lambda: self.reports.publish(report))
-        self.planner.ask()
+        if self.planner is not None:
+            self.planner.ask()
         return unused, pending
 
     def _renew_plan(self) -> None:
         """Let the buckets change while no message is under way."""
-        self.planner.renew()
+        if self.planner is not None:
+            self.planner.renew()
 
     def _drop_unused(self, unused: set[str]) -> None:
         """Remove gradients that no worker has: momentum must not move these parameters."""
@@ -142,14 +124,6 @@ class OverlappedGradients(Mode):
         """Remove the hooks and end the communication thread."""
         self.factors.close()
         self.engine.close()
-
-    def state_dict(self) -> State:
-        """Return the compressor's state."""
-        return self.exchange.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
-        self.exchange.load_state_dict(state)
 
 
 def can_ride(setup: ModeSetup) -> bool:

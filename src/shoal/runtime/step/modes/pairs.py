@@ -27,7 +27,6 @@ class PairsMode(Mode):
         self._carrier = setup.carrier  # a `PairWire`, unless there is one worker only
         worker, workers = setup.index
         row = setup.strategy.coordination.mixing(workers, 0)[worker]
-        self.parameters = setup.parameters
         self.neighbours = tuple(j for j, weight in enumerate(row) if weight and j != worker)
         self.seed = f"pairs/{worker}"  # each worker makes its own choices
         self.events = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import Any, cast
+from collections.abc import Set
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,8 @@ class PushMode(Mode):
         super().__init__(setup)
         self.setup = setup
         self.server = cast(ServerWire, setup.carrier)  # in a run; the lockstep trainer has none
-        self.left = False  # this worker has left the servers, with a copy of their state
-        self.parameters = setup.parameters
         self.exchange = setup.exchange()
+        self.left = False  # this worker has left the servers, with a copy of their state
 
     @property
     def equal_now(self) -> bool:
@@ -80,11 +79,3 @@ class PushMode(Mode):
             await_all(self.server, self.setup.context)
             take_over(self.server, self.setup.source, self.setup.optimizer)
             self.left = True
-
-    def state_dict(self) -> State:
-        """Return the compressor's state; the model is the servers' to save."""
-        return self.exchange.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
-        self.exchange.load_state_dict(state)

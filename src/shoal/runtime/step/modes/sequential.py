@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from shoal.flow import Asks
-from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
+from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup
 
 
 class SequentialGradients(Mode):
@@ -20,9 +17,8 @@ class SequentialGradients(Mode):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        self.source = setup.source
-        self.workers = setup.index.workers
         self.exchange = setup.exchange()
+        self.source, self.workers = setup.source, setup.index.workers
 
     def averaging(self) -> Asks:
         """Average every bucket."""
@@ -39,18 +35,6 @@ class SequentialGradients(Mode):
         self.exchange.end_round()
         yield from ()
 
-    def due(self) -> bool:
-        """Return True: all workers exchange in every step."""
-        return True
-
     def skip(self) -> None:
         """Restore the compressor's state from before the step."""
         self.exchange.revert()
-
-    def state_dict(self) -> State:
-        """Return the compressor's state."""
-        return self.exchange.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
-        self.exchange.load_state_dict(state)

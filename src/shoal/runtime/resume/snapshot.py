@@ -1,10 +1,18 @@
-"""Load a checkpoint into a run: exactly on the same workers, nearly on others.
+"""Save the state of a run, and load it: exactly on the same workers, nearly on others.
 
-Everything is checked before anything is overwritten. On the same number of workers, with the same
-partition, each gets its own state back. On others the model is the agreed one, the order of samples
-continues, optimizers and residuals are the mean of the saved ones, and random generators stay as
-the script seeded them. What reaches the model is the mean of all workers' residuals, and that stays
-the same.
+A checkpoint contains:
+
+* shared by all workers: the agreed model and, where all hold the same, the optimizer;
+* each worker's own: the state of its mode, its random state, its buffers and, where replicas
+  differ, its replica.
+
+Gradients that no update has used yet are not saved.
+
+On load, everything is checked before anything is overwritten. On the same number of workers, with
+the same partition, each worker gets its own state back. On others the model is the agreed one, the
+order of samples continues, optimizers and residuals are the mean of the saved ones, and random
+generators stay as the script seeded them. The mean of all workers' residuals, which is what reaches
+the model, stays the same.
 """
 
 from __future__ import annotations
@@ -12,46 +20,87 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal import checkpoint
 from shoal.checkpoint.tree import flatten
 from shoal.errors import CheckpointMismatch
 from shoal.runtime.context import RunContext
 from shoal.runtime.resume.state import (
     State,
     check_optimizer,
+    copied,
     load_model,
     load_optimizer,
     local_buffers,
     model_layout,
+    model_state,
+    optimizer_state,
     parameters_of,
     rank_in_replica,
     state_form,
 )
-from shoal.runtime.step.batches import RunLoader
+from shoal.runtime.step.batches import RunLoader, RunPosition
 from shoal.runtime.step.replica import Replica
-
-if TYPE_CHECKING:
-    from shoal.checkpoint import Loaded
 
 log = logging.getLogger("shoal")
 FACTS = {"strategy", "memory", "agrees", "steps", "feeds"}
 
 
-class Restorer:
-    """Restores one checkpoint.
+def snapshot(
+    context: RunContext, replicas: Mapping[str, Replica], position: RunPosition
+) -> checkpoint.State:
+    """Return the state of a run; all ranks must call it together."""
+    shared: State = {}
+    own: State = {"rng": checkpoint.rng_state(), "place": rank_in_replica(context)}
+    for name, replica in replicas.items():
+        state = own[name] = {}
+        with replica.agreed():
+            model = model_state(replica.source)
+            # After the block the replica has its own values again, also in tensors not copied here.
+            stays = replica.mode.agrees and not any(True for _ in replica.model.buffers())
+            shared[name] = model if stays else copied(model)
+            _save_optimizer(replica, name, shared, state)
+        state["axes"] = replica.mode.state_dict()
+        state["buffers"] = local_buffers(replica.source)
+        if not replica.mode.agrees:
+            parameters = replica.source.trainable().items()
+            state["parameters"] = {n: t.detach() for n, t in parameters}
+    stateful = context.settings.stateful
+    own["stateful"] = {name: each.state_dict() for name, each in stateful.items()}
+    facts = {
+        "strategy": repr(context.strategy),
+        "memory": state_form(context),
+        "agrees": all(replica.mode.agrees for replica in replicas.values()),
+        "steps": position.steps,
+        "workers": context.world.size,
+        "feeds": [loader.state_dict() for loader in position.loaders],
+        "torch": torch.__version__,
+    }
+    return checkpoint.State(shared, own, facts)
 
-    Args:
-        context: the run that continues.
-        loaded: the checkpoint.
+
+def _save_optimizer(replica: Replica, name: str, shared: State, own: State) -> None:
+    """Save an optimizer state that serves all workers as shared, any other as the worker's own.
+
+    The state of a sharded parameter is gathered first: then it fits any other partition.
     """
+    parameters = parameters_of(replica.source)
+    if replica.mode.shares_optimizer and replica.source.pipeline is None:
+        state = optimizer_state(replica.optimizer, parameters)
+        shared[f"{name} optimizer"] = replica.mode.optimizer_state(state)
+    else:
+        own["optimizer"] = optimizer_state(replica.optimizer, parameters, whole=True)
 
-    def __init__(self, context: RunContext, loaded: Loaded) -> None:
-        self.context = context
-        self.loaded = loaded
+
+class Restorer:
+    """Restores one checkpoint into the run that continues it."""
+
+    def __init__(self, context: RunContext, loaded: checkpoint.Loaded) -> None:
+        self.context, self.loaded = context, loaded
         self.own: Mapping[str, Any] | None = loaded.mine  # of this rank, on as many ranks
         self.dropped: list[str] = []
         self._parts: list[Mapping[str, Any]] = []
@@ -59,8 +108,6 @@ class Restorer:
 
     def check(self, replicas: Mapping[str, Replica], loaders: Sequence[RunLoader]) -> None:
         """Raise if the checkpoint does not fit, before anything is overwritten."""
-        from shoal import checkpoint
-
         if lacking := FACTS - set(self.loaded.meta):
             raise CheckpointMismatch(
                 f"{self.loaded.path} was not saved by a run: no {min(lacking)} in it"
@@ -124,7 +171,7 @@ class Restorer:
         return merged
 
     def restore_stateful(self) -> None:
-        """Load schedulers and what else the script named; on other workers, rank 0's."""
+        """Load the script's ``stateful`` objects; rank 0's on another number of ranks."""
         saved = (self.own if self.own is not None else self.loaded.parts(0))["stateful"]
         for name, each in self.context.settings.stateful.items():
             if name in saved:
@@ -133,14 +180,13 @@ class Restorer:
                 log.warning("%s is not in the checkpoint: it starts anew", name)
 
     def log_changes(self) -> None:
-        """Log what is not as it was saved."""
+        """Log what differs from when the checkpoint was saved."""
         meta, strategy = self.loaded.meta, repr(self.context.strategy)
         if self.own is None:
-            log.info(
-                "saved by %d workers, going on with %d", self.loaded.size, self.context.world.size
-            )
+            size = self.context.world.size
+            log.info("saved by %d workers, continuing with %d", self.loaded.size, size)
         if meta["strategy"] != strategy:
-            log.info("saved under %s, going on under %s", meta["strategy"], strategy)
+            log.info("saved under %s, continuing under %s", meta["strategy"], strategy)
         for name in self.dropped:
             log.warning("%s: the state that its old strategy saved is dropped", name)
 
@@ -190,11 +236,8 @@ def _merge_optimizers(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         {**alike[0], "params": list(dict.fromkeys(n for group in alike for n in group["params"]))}
         for alike in zip(*(state["groups"] for state in states), strict=True)
     ]
-    return {
-        **states[0],
-        "groups": groups,
-        "state": merge_states([state["state"] for state in states]),
-    }
+    merged = merge_states([state["state"] for state in states])
+    return {**states[0], "groups": groups, "state": merged}
 
 
 def _to_device(value: Any, device: torch.device) -> Any:
