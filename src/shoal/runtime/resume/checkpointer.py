@@ -180,7 +180,7 @@ class Checkpointer:
         """Restore the newest checkpoint under ``shoal run --resume``, or after a restart."""
         if os.environ.get(env.RESUME) != "1":
             return
-        if self._directory is None and self.context.world.generation == 0:
+        if self._directory is None and self.context.world.env.generation == 0:
             raise UsageError(
                 "--resume, but there is no checkpoint directory: give shoal run --checkpoint or "
                 "distribute(checkpoint=...)"

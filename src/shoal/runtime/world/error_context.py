@@ -132,7 +132,7 @@ def install_excepthook(current: Callable[[], World | None]) -> None:
             shown = report_failure(world, error)
         if not (ours and shown):  # else the launcher shows it, above everything else
             before(kind, error, trace)
-        if ours and world is not None and world.hosts_store:
+        if ours and world is not None and world.store is not None and world.env.hosts_store:
             time.sleep(LINGER_SECONDS)  # until the other ranks have read the reason
 
     sys.excepthook = hook

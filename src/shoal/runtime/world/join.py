@@ -205,42 +205,28 @@ def _closer(
 def agree_layout(world: World, facts: Mapping[str, str]) -> None:
     """Raise on every rank if a rank has another model, optimizer or learning rate.
 
-    Uses the store, because gloo would abort the process if shapes differ.
-
-    Args:
-        world: from :func:`join`.
-        facts: the values that must be equal, by name; compared in order.
+    Uses the store, because gloo would abort the process if shapes differ. ``facts`` are the values
+    that must be equal, by name; they are compared in order.
 
     Raises:
         LayoutMismatch: names two ranks, the first fact that differs and both values.
     """
     if world.store is None or world.size == 1:
         return
-    store = PrefixStore(f"layout/{next_join_id()}", world.store)
+    store, ranks = PrefixStore(f"layout/{next_join_id()}", world.store), range(world.size)
     text = json.dumps(dict(facts))
-    store.set(f"hash/{world.rank}", hashlib.sha256(text.encode()).hexdigest())
     store.set(f"facts/{world.rank}", text)
-    _wait_for_keys(world, store, [f"hash/{rank}" for rank in range(world.size)])
-    hashes = [store.get(f"hash/{rank}") for rank in range(world.size)]
+    store.set(f"hash/{world.rank}", hashlib.sha256(text.encode()).hexdigest())
+    if missing := world.missing_keys(store, [f"hash/{rank}" for rank in ranks], world.seconds):
+        raise ExchangeTimeout(
+            f"comparing the models did not end within {world.seconds:g} s: rank "
+            f"{', '.join(key.split('/')[1] for key in missing)} missing; does every rank call distribute?"
+        )
+    hashes = [store.get(f"hash/{rank}") for rank in ranks]
     other = next((rank for rank, value in enumerate(hashes) if value != hashes[0]), None)
     if other is not None:
-        _wait_for_keys(world, store, ["facts/0", f"facts/{other}"])
         first, second = (json.loads(store.get(f"facts/{rank}")) for rank in (0, other))
         raise LayoutMismatch(_difference(first, second, other))
-
-
-def _wait_for_keys(world: World, store: Store, keys: list[str]) -> None:
-    end = time.monotonic() + world.seconds
-    while not store.check(keys):
-        if world.watcher is not None and (failure := world.watcher.fetch_failure()) is not None:
-            raise failure.as_error()
-        if time.monotonic() > end:
-            missing = [key.split("/")[1] for key in keys if not store.check([key])]
-            raise ExchangeTimeout(
-                f"comparing the models did not end within {world.seconds:g} s: "
-                f"rank {', '.join(missing)} missing; does every rank call distribute?"
-            )
-        time.sleep(0.01)
 
 
 def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> str:
