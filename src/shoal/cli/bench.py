@@ -44,6 +44,7 @@ def bench(
 ) -> None:
     """Measure Shoal against its peers. Exit code 1: a threshold fails; 3: one is inconclusive."""
     from rich.console import Console
+    from rich.table import Table
 
     from shoal import bench as benchmarks
     from shoal.bench.suites import BenchSettings, Stopped, run
@@ -51,7 +52,10 @@ def bench(
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if has_width else _WIDE)
     if list_:
-        console.print(suite_table(benchmarks.all_suites()))
+        table = Table("suite", "what it measures", box=None, pad_edge=False)
+        for each in benchmarks.all_suites():
+            table.add_row(each.name, each.summary)
+        console.print(table)
         return
     if not suite:
         names = ", ".join(each.name for each in benchmarks.all_suites())
@@ -160,16 +164,6 @@ def line_progress(console: Console) -> Progress:
     return progress
 
 
-def suite_table(suites: tuple[Suite, ...]) -> Table:
-    """Return a table of the suites, one on a line."""
-    from rich.table import Table
-
-    table = Table("suite", "what it measures", box=None, pad_edge=False)
-    for suite in suites:
-        table.add_row(suite.name, suite.summary)
-    return table
-
-
 def show(console: Console, report: Report) -> None:
     """Print a table for each metric and peer, then machine, versions and commit."""
     head, machine = report.header, report.header.machine
@@ -193,15 +187,10 @@ def show(console: Console, report: Report) -> None:
 def summary(results: Sequence[Result]) -> str:
     """Return how many thresholds pass, and which fail or are inconclusive."""
     judged = [result for result in results if result.threshold]
-    count = sum(result.passes is True for result in judged)
-    lines = [f"{count} of {len(judged)} thresholds pass"]
-    for word, rows in (
-        ("fail", [r for r in judged if r.passes is False]),
-        ("inconclusive", [r for r in judged if r.inconclusive]),
-    ):
-        lines += [
-            f"{word}: {r.case}, {r.metric} {r.ratio or r.value:.3f} ({r.threshold})" for r in rows
-        ]
+    lines = [f"{sum(r.passes is True for r in judged)} of {len(judged)} thresholds pass"]
+    failed = [("fail", r) for r in judged if r.passes is False]
+    for word, r in failed + [("inconclusive", r) for r in judged if r.inconclusive]:
+        lines += [f"{word}: {r.case}, {r.metric} {r.ratio or r.value:.3f} ({r.threshold})"]
     return "\n".join(lines)
 
 

@@ -214,8 +214,7 @@ class _Launcher:
         kind, message = "died", self._read_exit(worker).reason
         if never_joined:
             kind, message = "ended", "its script never called shoal.distribute"
-        failure = Failure(worker.rank, kind, message, seconds=worker.ended)
-        self.host.publish(failure, generation)
+        self.host.publish(Failure(worker.rank, kind, message, seconds=worker.ended), generation)
 
     def _read_exit(self, worker: Worker) -> WorkerExit:
         return WorkerExit.read(worker, out_of_memory=oom_kills() > self.oom_before)

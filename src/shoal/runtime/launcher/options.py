@@ -125,12 +125,13 @@ def _check_script(command: Sequence[str]) -> None:
 
 
 def _check_choices(options: LaunchOptions) -> None:
-    if options.output not in OUTPUTS:
-        raise UnknownName("--output", options.output, OUTPUTS)
-    if options.backend is not None and options.backend not in BACKENDS:
-        raise UnknownName("--backend", options.backend, BACKENDS)
-    if options.on_death not in DEATHS:
-        raise UnknownName("on_death", options.on_death, DEATHS)
+    for name, value, known in (
+        ("--output", options.output, OUTPUTS),
+        ("--backend", options.backend, BACKENDS),
+        ("on_death", options.on_death, DEATHS),
+    ):
+        if value is not None and value not in known:
+            raise UnknownName(name, value, known)
     _require(
         options.on_death == "fail",
         f"on_death={options.on_death!r}: the launcher cannot {options.on_death} yet; "

@@ -52,21 +52,16 @@ def answer(spec: Spec, contributions: Sequence[list[Tensor]], add: Add) -> list[
 
 
 class ReduceService:
-    """Answers each round when every worker has sent its contribution.
+    """Answers each round when every worker has sent its contribution, within ``seconds``.
 
-    Args:
-        workers: how many take part.
-        add: the compressor's, which decodes a message.
-        seconds: how long a round may take.
+    ``add`` is the compressor's, which decodes a message.
     """
 
     def __init__(self, workers: int, add: Add, *, seconds: float | None = None) -> None:
-        self._workers = workers
-        self._add = add
+        self._workers, self._add, self._seconds = workers, add, seconds
         self._changed = threading.Condition()
         self._contributions: dict[int, dict[int, list[Tensor]]] = {}  # round -> worker -> tensors
         self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}  # and the workers that have it
-        self._seconds = seconds
         self._lost: dict[int, str] = {}  # worker -> why
         self._fault: FaultError | None = None
 

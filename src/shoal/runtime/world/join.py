@@ -219,8 +219,9 @@ def agree_layout(world: World, facts: Mapping[str, str]) -> None:
     store.set(f"hash/{world.rank}", hashlib.sha256(text.encode()).hexdigest())
     if missing := world.missing_keys(store, [f"hash/{rank}" for rank in ranks], world.seconds):
         raise ExchangeTimeout(
-            f"comparing the models did not end within {world.seconds:g} s: rank "
-            f"{', '.join(key.split('/')[1] for key in missing)} missing; does every rank call distribute?"
+            f"comparing the models did not end within {world.seconds:g} s: "
+            f"rank {', '.join(key.split('/')[1] for key in missing)} missing; "
+            "does every rank call distribute?"
         )
     hashes = [store.get(f"hash/{rank}") for rank in ranks]
     other = next((rank for rank, value in enumerate(hashes) if value != hashes[0]), None)

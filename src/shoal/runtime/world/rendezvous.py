@@ -51,9 +51,7 @@ class JoinedStores(NamedTuple):
 def rendezvous(env: RankEnv, seconds: float) -> JoinedStores:
     """Return the store, once all processes of the run are registered in it.
 
-    Args:
-        env: the place of this process in the run.
-        seconds: how long a single request to the store may take later.
+    ``seconds`` is how long a single request to the store may take later.
     """
     join_seconds = read_seconds(names.JOIN_SECONDS, names.DEFAULT_JOIN_SECONDS)
     base = _connect(env, seconds, join_seconds)
