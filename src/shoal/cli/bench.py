@@ -44,7 +44,6 @@ def bench(
 ) -> None:
     """Measure Shoal against its peers. Exit code 1: a threshold fails; 3: one is inconclusive."""
     from rich.console import Console
-    from rich.table import Table
 
     from shoal import bench as benchmarks
     from shoal.bench.suites import BenchSettings, Stopped, run
@@ -52,10 +51,7 @@ def bench(
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if has_width else _WIDE)
     if list_:
-        table = Table("suite", "what it measures", box=None, pad_edge=False)
-        for each in benchmarks.all_suites():
-            table.add_row(each.name, each.summary)
-        console.print(table)
+        console.print(suite_table(benchmarks.all_suites()))
         return
     if not suite:
         names = ", ".join(each.name for each in benchmarks.all_suites())
@@ -162,6 +158,16 @@ def line_progress(console: Console) -> Progress:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     return progress
+
+
+def suite_table(suites: tuple[Suite, ...]) -> Table:
+    """Return a table of the suites, one on a line."""
+    from rich.table import Table
+
+    table = Table("suite", "what it measures", box=None, pad_edge=False)
+    for suite in suites:
+        table.add_row(suite.name, suite.summary)
+    return table
 
 
 def show(console: Console, report: Report) -> None:

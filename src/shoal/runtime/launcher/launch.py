@@ -55,7 +55,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> int:
     """
     check(command, options)
     host = None
-    if options.needs_store and options.hosts_store:
+    if options.needs_store and options.node_rank == 0:
         port = master(options)[1] if options.nodes > 1 else options.port
         host = StoreHost(bind(port, everywhere=options.nodes > 1))
     try:

@@ -50,11 +50,6 @@ class LaunchOptions:
         return self.workers * self.nodes
 
     @property
-    def hosts_store(self) -> bool:
-        """Whether this launcher hosts the store."""
-        return self.node_rank == 0
-
-    @property
     def needs_store(self) -> bool:
         """Whether there are several processes, which need a store to meet."""
         return self.world_size > 1 or self.servers > 0
@@ -66,11 +61,7 @@ def most_workers() -> int:
 
 
 def parse_workers(text: str) -> int:
-    """Parse the number of workers.
-
-    >>> parse_workers("4")
-    4
-    """
+    """Return the number of workers in ``text``, as in ``-n 4``."""
     try:
         return int(text)
     except ValueError:
@@ -151,7 +142,7 @@ def _check_nodes(options: LaunchOptions) -> None:
     )
     host, port = master(options)
     _require(
-        not options.hosts_store or is_local(host),
+        options.node_rank > 0 or is_local(host),
         f"--master {host}:{port}: node 0 hosts the store, but {host} is not this machine",
     )
     _require(

@@ -79,7 +79,10 @@ class ReduceService:
                 self._fault = ExchangeTimeout(f"{waited} in its round {round}")
                 self._changed.notify_all()
             if round not in self._answers:
-                raise self._reason(round)
+                if self._fault is not None:
+                    raise self._fault
+                absent = next(w for w in self._lost if w not in contributions)
+                raise PeerLost(f"rank {absent} {self._lost[absent]}, and the server waits for it")
             result, receivers = self._answers[round]
             receivers.add(worker)
             if len(receivers) == self._workers:
@@ -100,12 +103,6 @@ class ReduceService:
         """Whether a round has its answer, or can never have one."""
         waits = round not in self._answers and self._fault is None
         return not (waits and all(w in self._contributions[round] for w in self._lost))
-
-    def _reason(self, round: int) -> FaultError:
-        if self._fault is not None:
-            return self._fault
-        absent = next(w for w in self._lost if w not in self._contributions[round])
-        return PeerLost(f"rank {absent} {self._lost[absent]}, and the server waits for it")
 
     def lose(self, worker: int, why: str = "is lost") -> None:
         """Fail the rounds that wait for a worker that died or left."""

@@ -76,11 +76,7 @@ def _host_name_address() -> str:
 
 
 def bind(
-    port: int,
-    *,
-    everywhere: bool,
-    name: str = "port ",
-    instead: str = "choose another, or 0 for any",
+    port: int, *, everywhere: bool, name: str = "port ", instead: str = "choose another, or use 0"
 ) -> socket.socket:
     """Return a socket that listens on all interfaces or on loopback alone; port 0 is any free one.
 

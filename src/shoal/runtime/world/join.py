@@ -11,8 +11,7 @@ import hashlib
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -24,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shoal.errors import ExchangeTimeout, LayoutMismatch, UsageError
+from shoal.errors import ExchangeTimeout, LayoutMismatch, ShoalError, UsageError
 from shoal.runtime.world import env as names
 from shoal.runtime.world.env import RankEnv, read_rank_env, read_seconds
 from shoal.runtime.world.error_context import install_excepthook
@@ -91,8 +90,7 @@ def leave(world: World) -> None:
     if world not in _joined:
         return
     _joined.remove(world)
-    if world.close is not None:
-        world.close()
+    _leave_store(world)
     failed = world.watcher is not None and world.watcher.failure is not None
     if world.owns_group and not failed and dist.is_initialized():
         dist.destroy_process_group()  # after a failure it would wait for work that cannot end
@@ -119,11 +117,8 @@ def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
                 timeout=timedelta(seconds=seconds),
             )  # fmt: skip
     watcher = _start_watcher(run, env.rank, env.size) if is_worker else None
-    close = _closer(store, watcher, env.key, waits=env.hosts_store)
     chosen = chosen if owns_group else "none"
-    return World(
-        env, device, chosen, store, seconds, owns_group=owns_group, watcher=watcher, close=close
-    )
+    return World(env, device, chosen, store, seconds, owns_group, watcher, env.hosts_store)
 
 
 def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
@@ -169,9 +164,8 @@ def _adopt_group(env: RankEnv | None, seconds: float) -> World:
     backend = dist.get_backend()
     nccl = "nccl" in backend
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-    waits = rank == 0 and not (env and env.hosted)
-    close = _closer(store, watcher, str(rank), waits=waits)
-    return World(place, device, backend, store, seconds, watcher=watcher, close=close)
+    last = rank == 0 and not (env and env.hosted)
+    return World(place, device, backend, store, seconds, watcher=watcher, leaves_last=last)
 
 
 def _start_watcher(store: Store, rank: int, size: int) -> FailureWatcher:
@@ -181,25 +175,17 @@ def _start_watcher(store: Store, rank: int, size: int) -> FailureWatcher:
     return watcher
 
 
-def _closer(
-    store: Store, watcher: FailureWatcher | None, key: str, *, waits: bool
-) -> Callable[[], None]:
-    """Return what leaves the store; ``waits`` keeps it open until all ranks have left."""
-
-    def close() -> None:
-        if watcher is not None:
-            watcher.stop()
-        with suppress(RuntimeError):  # torch's, when the host of the store has left before
-            store.set(f"left/{key}", "1")
-            if watcher is not None and waits:
-                end = time.monotonic() + LEAVE_SECONDS
-                keys = [f"left/{rank}" for rank in range(watcher.size)]
-                while time.monotonic() < end and not store.check(keys):
-                    if watcher.fetch_failure() is not None:
-                        break
-                    time.sleep(0.02)
-
-    return close
+def _leave_store(world: World) -> None:
+    """Record that this rank has left; the host of the store waits until all ranks have."""
+    if world.watcher is not None:
+        world.watcher.stop()
+    if world.store is not None:
+        # torch's RuntimeError: the host of the store has left. ShoalError: another rank has failed.
+        with suppress(RuntimeError, ShoalError):
+            world.store.set(f"left/{world.env.key}", "1")
+            if world.leaves_last:
+                keys = [f"left/{rank}" for rank in range(world.size)]
+                world.missing_keys(world.store, keys, LEAVE_SECONDS)
 
 
 def agree_layout(world: World, facts: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +30,7 @@ class World:
     seconds: float = DEFAULT_SECONDS  # how long an exchange may take
     owns_group: bool = False  # join made the process group, so leave destroys it
     watcher: FailureWatcher | None = field(default=None, repr=False, compare=False)
-    close: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    leaves_last: bool = False  # this process keeps the store open until all ranks have left
 
     @property
     def rank(self) -> int:
