@@ -169,7 +169,7 @@ def _sum() -> tuple[float, World]:
     world = join(seconds=20)
     total = torch.tensor([float(world.rank)])
     dist.all_reduce(total)
-    return float(total), (world.rank, world.size, world.local_rank, world.backend)  # type: ignore[return-value]
+    return float(total), (world.rank, world.size, world.env.local_rank, world.backend)  # type: ignore[return-value]
 
 
 @pytest.mark.gloo

@@ -133,7 +133,8 @@ def cut_run(case: Case) -> Run:
         mine, wanted = tokens.tensor_split(count)[index], target.tensor_split(count)[index]
         loss = one_step(placed, mine, wanted, scale=len(mine) / len(tokens) * count)
         exchange(placed)
-        norm = pt.clip(placed, case.clip, norm=pt.global_norm(placed))
+        norm = pt.global_norm(placed)
+        pt.clip(placed, case.clip, norm=norm.item())
         optimizer.step()
         mean = torch.tensor(loss / count, dtype=torch.float64)
         for axis in ("dp_replicate", "dp_shard"):

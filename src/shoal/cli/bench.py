@@ -193,15 +193,10 @@ def show(console: Console, report: Report) -> None:
 def summary(results: Sequence[Result]) -> str:
     """Return how many thresholds pass, and which fail or are inconclusive."""
     judged = [result for result in results if result.threshold]
-    count = sum(result.passes is True for result in judged)
-    lines = [f"{count} of {len(judged)} thresholds pass"]
-    for word, rows in (
-        ("fail", [r for r in judged if r.passes is False]),
-        ("inconclusive", [r for r in judged if r.inconclusive]),
-    ):
-        lines += [
-            f"{word}: {r.case}, {r.metric} {r.ratio or r.value:.3f} ({r.threshold})" for r in rows
-        ]
+    lines = [f"{sum(r.passes is True for r in judged)} of {len(judged)} thresholds pass"]
+    failed = [("fail", r) for r in judged if r.passes is False]
+    for word, r in failed + [("inconclusive", r) for r in judged if r.inconclusive]:
+        lines += [f"{word}: {r.case}, {r.metric} {r.ratio or r.value:.3f} ({r.threshold})"]
     return "\n".join(lines)
 
 

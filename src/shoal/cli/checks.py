@@ -131,17 +131,15 @@ def cores(name: str, workers: int) -> Finding:
 
 def omp_threads(name: str, workers: int) -> Finding:
     """Compare the threads of all workers together with the cores."""
-    count = usable_cores()
-    text = os.environ.get("OMP_NUM_THREADS", "")
+    count, text = usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    share = max(1, count // workers)
     if not text:
-        return Finding(
-            name, "ok", f"not set; shoal run gives each worker {max(1, count // workers)}"
-        )
+        return Finding(name, "ok", f"not set; shoal run gives each worker {share}")
     if not text.isdigit() or int(text) < 1:
         return Finding(name, "fail", f"OMP_NUM_THREADS={text!r}", "unset OMP_NUM_THREADS")
     if int(text) * workers > count:
         fact = f"{text} threads x {workers} workers on {count} cores"
-        return Finding(name, "warn", fact, f"export OMP_NUM_THREADS={max(1, count // workers)}")
+        return Finding(name, "warn", fact, f"export OMP_NUM_THREADS={share}")
     return Finding(name, "ok", f"OMP_NUM_THREADS={text}")
 
 
@@ -199,7 +197,7 @@ def network(name: str, workers: int) -> Finding:
         choice = gloo_choice()
     except UsageError as error:
         return Finding(name, "fail", str(error), f"unset {IFNAME}, or name an interface")
-    if is_loopback(choice) or choice in ("lo", "lo0"):
+    if is_loopback(choice):
         fact = f"gloo would use {choice}: fine on one machine, unreachable from others"
         return Finding(name, "warn", fact, f"for several machines: export {IFNAME}=eth0")
     return Finding(name, "ok", f"gloo would use {choice}")
@@ -213,9 +211,8 @@ def disk(name: str, workers: int) -> Finding:
     if not os.access(here, os.W_OK):
         return Finding(name, "warn", f"{here} cannot be written", "use --dir and --checkpoint")
     if free < DISK_NBYTES:
-        return Finding(
-            name, "warn", fact, "checkpoints may not fit: free some space, or use --checkpoint"
-        )
+        fix = "checkpoints may not fit: free some space, or use --checkpoint"
+        return Finding(name, "warn", fact, fix)
     return Finding(name, "ok", fact)
 
 

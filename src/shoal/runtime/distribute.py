@@ -65,7 +65,7 @@ def distribute(
         return capture.capturing_run(models, loss=loss, strategy=chosen, settings=settings)
     world = join(backend=settings.backend, seconds=settings.timeout)
     chosen.bind(_facts(world, models, settings))
-    if world.role == "server":
+    if world.env.role == "server":
         serve(world, chosen, models)
         leave(world)
         raise SystemExit(0)
@@ -112,7 +112,7 @@ def _parse_option(text: str) -> Strategy:
 
 def _facts(world: World, models: Models, settings: Settings) -> Facts:
     return Facts(
-        ranks=world.size if world.role == "worker" else world.workers,
+        ranks=world.env.workers,
         clips=settings.clip is not None,
         skips=settings.nonfinite == "skip",
         closure=any(needs_closure(used) for _, used in models.values()),

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 
 def watch(lines: Iterable[str]) -> int:
@@ -31,10 +32,8 @@ def watch(lines: Iterable[str]) -> int:
         elif text.startswith("d "):
             directories.append(text[2:])
     for group in groups:
-        try:
+        with suppress(OSError):
             os.killpg(group, signal.SIGKILL)
-        except OSError:
-            continue
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
     return len(groups)

@@ -55,7 +55,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> int:
     """
     check(command, options)
     host = None
-    if options.needs_store and options.hosts_store:
+    if options.needs_store and options.node_rank == 0:
         port = master(options)[1] if options.nodes > 1 else options.port
         host = StoreHost(bind(port, everywhere=options.nodes > 1))
     try:
@@ -214,8 +214,7 @@ class _Launcher:
         kind, message = "died", self._read_exit(worker).reason
         if never_joined:
             kind, message = "ended", "its script never called shoal.distribute"
-        failure = Failure(worker.rank, kind, message, seconds=worker.ended)
-        self.host.publish(failure, generation)
+        self.host.publish(Failure(worker.rank, kind, message, seconds=worker.ended), generation)
 
     def _read_exit(self, worker: Worker) -> WorkerExit:
         return WorkerExit.read(worker, out_of_memory=oom_kills() > self.oom_before)

@@ -50,11 +50,6 @@ class LaunchOptions:
         return self.workers * self.nodes
 
     @property
-    def hosts_store(self) -> bool:
-        """Whether this launcher hosts the store."""
-        return self.node_rank == 0
-
-    @property
     def needs_store(self) -> bool:
         """Whether there are several processes, which need a store to meet."""
         return self.world_size > 1 or self.servers > 0
@@ -66,11 +61,7 @@ def most_workers() -> int:
 
 
 def parse_workers(text: str) -> int:
-    """Parse the number of workers.
-
-    >>> parse_workers("4")
-    4
-    """
+    """Return the number of workers in ``text``, as in ``-n 4``."""
     try:
         return int(text)
     except ValueError:
@@ -125,12 +116,13 @@ def _check_script(command: Sequence[str]) -> None:
 
 
 def _check_choices(options: LaunchOptions) -> None:
-    if options.output not in OUTPUTS:
-        raise UnknownName("--output", options.output, OUTPUTS)
-    if options.backend is not None and options.backend not in BACKENDS:
-        raise UnknownName("--backend", options.backend, BACKENDS)
-    if options.on_death not in DEATHS:
-        raise UnknownName("on_death", options.on_death, DEATHS)
+    for name, value, known in (
+        ("--output", options.output, OUTPUTS),
+        ("--backend", options.backend, BACKENDS),
+        ("on_death", options.on_death, DEATHS),
+    ):
+        if value is not None and value not in known:
+            raise UnknownName(name, value, known)
     _require(
         options.on_death == "fail",
         f"on_death={options.on_death!r}: the launcher cannot {options.on_death} yet; "
@@ -150,7 +142,7 @@ def _check_nodes(options: LaunchOptions) -> None:
     )
     host, port = master(options)
     _require(
-        not options.hosts_store or is_local(host),
+        options.node_rank > 0 or is_local(host),
         f"--master {host}:{port}: node 0 hosts the store, but {host} is not this machine",
     )
     _require(

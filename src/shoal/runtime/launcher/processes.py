@@ -70,14 +70,6 @@ def process_environment(
     return env | option_environment(options) | resume | own
 
 
-def worker_variables(options: LaunchOptions, index: int) -> dict[str, str]:
-    """Return the variables that differ between the workers of this machine."""
-    rank = str(options.node_rank * options.workers + index)
-    ranks = {"RANK": rank, "LOCAL_RANK": str(index), "ROLE_RANK": rank}
-    role = {"ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(options.world_size)}
-    return {**ranks, **role, names.ROLE: "worker"}
-
-
 def option_environment(options: LaunchOptions) -> dict[str, str]:
     """Return the variables that carry the user's options to the script, under any launcher."""
     variables = {
@@ -164,8 +156,7 @@ class Worker:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
         clear_group(pid)
-        self.code = self.process.wait()
-        self.ended = time.monotonic()
+        self.code, self.ended = self.process.wait(), time.monotonic()
         return True
 
     def signal(self, number: int) -> None:
@@ -239,8 +230,7 @@ class Processes:
 
     def __init__(self, output: OutputRouter, guard: GuardProcess) -> None:
         self.all: list[Worker] = []
-        self._output = output
-        self._guard = guard
+        self._output, self._guard = output, guard
 
     def start(
         self, command: Sequence[str], options: LaunchOptions, run: RunDirectory, generation: int
@@ -255,10 +245,11 @@ class Processes:
                 env.pop(name, None)
             self._start(command, env, f"server-{index}", f"server-{index}")
         for index in range(options.workers):
-            env = base | process_environment(
-                options, run, generation, worker_variables(options, index)
-            )
-            self._start(command, env, f"rank-{env['RANK']}", env["RANK"])
+            rank = str(options.node_rank * options.workers + index)
+            own = {"RANK": rank, "LOCAL_RANK": str(index), "ROLE_RANK": rank, names.ROLE: "worker"}
+            own |= {"ROLE_NAME": "default", "ROLE_WORLD_SIZE": str(options.world_size)}
+            env = base | process_environment(options, run, generation, own)
+            self._start(command, env, f"rank-{rank}", rank)
 
     def _start(self, command: Sequence[str], env: dict[str, str], key: str, joined: str) -> None:
         rank = int(env.get("RANK", -1))
@@ -294,16 +285,17 @@ class Processes:
         return ended
 
     def stop(self, number: int, grace_seconds: float, hurry: Callable[[], bool]) -> None:
-        """Send a signal to all, and kill those that run on after the grace time or on hurry."""
-        self._signal_and_wait(number, grace_seconds, hurry)
-        self._signal_and_wait(signal.SIGKILL, KILL_SECONDS, lambda: False)
-
-    def _signal_and_wait(self, number: int, seconds: float, hurry: Callable[[], bool]) -> None:
+        """Send a signal to all; kill those that still run after the grace time, or on ``hurry``."""
         for worker in self.alive:
             worker.stopped = True
             worker.signal(number)
-            if number != signal.SIGKILL:
-                worker.signal(signal.SIGCONT)  # a stopped process handles no other signal
+            worker.signal(signal.SIGCONT)  # a stopped process handles no other signal
+        self._await_end(grace_seconds, hurry)
+        for worker in self.alive:
+            worker.signal(signal.SIGKILL)
+        self._await_end(KILL_SECONDS, lambda: False)
+
+    def _await_end(self, seconds: float, hurry: Callable[[], bool]) -> None:
         end = time.monotonic() + seconds
         while self.alive and time.monotonic() < end and not hurry():
             self.poll(POLL_SECONDS / 2)

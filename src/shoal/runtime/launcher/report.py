@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from shoal.runtime.launcher.processes import Worker
@@ -68,7 +70,7 @@ def signal_name(number: int) -> str:
 
 
 def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
-    """Describe the first failure in full, and each other one in a line."""
+    """Describe the first failure in full, with the end of its log, and each other in a line."""
     first, *others = sorted(exits, key=lambda ended: ended.order)
     lines = [f"{first.worker.name} failed first: {first.reason}"]
     if first.failure is not None:
@@ -87,15 +89,12 @@ def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
 
 def oom_kills() -> int:
     """Count the processes of this control group that the kernel killed for lack of memory."""
-    count = 0
+    counts = [0]
     for path in _memory_events():
-        try:
+        with suppress(OSError):
             words = path.read_text().split()
-        except OSError:
-            continue
-        pairs = dict(zip(words[::2], words[1::2], strict=False))
-        count = max(count, int(pairs.get("oom_kill", 0)))
-    return count
+            counts += [int(n) for word, n in pairwise(words) if word == "oom_kill"]
+    return max(counts)
 
 
 def _memory_events() -> list[Path]:

@@ -16,13 +16,8 @@ from shoal.axes.partition import Partition
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
-def mesh(partition: Partition, world_size: int, *, device: str | None = None) -> DeviceMesh:
+def mesh(partition: Partition, world_size: int) -> DeviceMesh:
     """Return the mesh of ``partition`` over all ranks; the process group must exist.
-
-    Args:
-        partition: the degrees.
-        world_size: number of ranks.
-        device: "cpu" or "cuda"; by default that of the process group's backend.
 
     Raises:
         UsageError: the degrees do not multiply to ``world_size``.
@@ -30,7 +25,7 @@ def mesh(partition: Partition, world_size: int, *, device: str | None = None) ->
     replicas = partition.replicas(world_size)
     sizes = (partition.pipe, replicas, partition.shard, partition.tensor)
     on_cuda = torch.cuda.is_available() and "nccl" in dist.get_backend()
-    return init_device_mesh(device or ("cuda" if on_cuda else "cpu"), sizes, mesh_dim_names=AXES)
+    return init_device_mesh("cuda" if on_cuda else "cpu", sizes, mesh_dim_names=AXES)
 
 
 def data_index(mesh: DeviceMesh) -> tuple[int, int]:

@@ -47,19 +47,12 @@ class ParameterEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """A model partitioned over the ranks of a worker.
+    """A model partitioned over the ranks of a worker."""
 
-    Args:
-        model: this rank's part; on a pipeline its stage, whose forward is not the model's.
-        mesh: all ranks.
-        pipeline: runs the model on a pipeline; None if ``model`` is called as usual.
-        entries: the state of the whole model, in the same order on every rank.
-    """
-
-    model: nn.Module
+    model: nn.Module  # this rank's part; on a pipeline its stage, whose forward is not the model's
     mesh: DeviceMesh
-    pipeline: Pipeline | None
-    entries: tuple[ParameterEntry, ...]
+    pipeline: Pipeline | None  # runs the model on a pipeline; None if ``model`` is called as usual
+    entries: tuple[ParameterEntry, ...]  # the whole model's state, in one order on all ranks
 
     @property
     def replica_group(self) -> ProcessGroup:
@@ -67,15 +60,12 @@ class ParallelModel:
         return self.mesh["dp_replicate"].get_group()
 
     def local_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's part of each gradient, as plain tensors that share its storage.
-
-        Parameters without a gradient are left out.
-        """
+        """Return this rank's part of each existing gradient, as plain tensors with its storage."""
         named = self.model.named_parameters()
         return {name: local(p.grad) for name, p in named if p.grad is not None}
 
     def local_parameters(self) -> dict[str, Tensor]:
-        """Return this rank's part of each parameter, as plain tensors that share its storage."""
+        """Return this rank's part of each parameter, as plain tensors with its storage."""
         return {name: local(p) for name, p in self.model.named_parameters()}
 
 
@@ -90,7 +80,7 @@ def parallelize(
 
     Args:
         model: the whole model, on the device of the mesh, with equal values on every rank.
-        optimizer: over its parameters, without state; None if there is none.
+        optimizer: over its parameters, without state.
         mesh: from :func:`shoal.runtime.parallel.mesh.mesh`.
         schedule: of the pipeline, if there is one.
 

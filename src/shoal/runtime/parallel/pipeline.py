@@ -36,12 +36,8 @@ MAX_SCHEDULES = 4  # of different shapes, whose buffers stay allocated
 class Pipeline:
     """Runs this rank's stage of a pipeline, together with the other stages of its replica.
 
-    Args:
-        stage: the submodules of this rank.
-        blueprint: of the whole model, for shapes.
-        mesh: all ranks.
-        schedule: ``1f1b`` (a stage stores at most n activations) or ``gpipe`` (all forwards first).
-            The gradients are the same. Fewer micro-batches than stages always use gpipe.
+    ``schedule`` is ``1f1b`` (a stage stores at most n activations) or ``gpipe`` (all forwards
+    first). The gradients are the same. Fewer micro-batches than stages always use gpipe.
     """
 
     def __init__(
@@ -156,13 +152,7 @@ class Pipeline:
     def _build(self, example: Activations, *, count: int) -> _Prepared:
         inputs, outputs = self.blueprint.activations(example)[self.index : self.index + 2]
         stage = PipelineStage(
-            self.stage,
-            self.index,
-            self.count,
-            self.device,
-            input_args=inputs,
-            output_args=outputs,
-            group=self.group,
+            self.stage, self.index, self.count, self.device, inputs, outputs, group=self.group
         )
         loss = _Loss()
         kind = SCHEDULES["gpipe" if count < self.count else self.schedule]

@@ -75,16 +75,12 @@ def global_norm(placed: ParallelModel) -> Tensor:
 
 
 @torch.no_grad()
-def clip(placed: ParallelModel, max_norm: float, *, norm: Tensor | float | None = None) -> Tensor:
-    """Scale all gradients so that their global norm is at most ``max_norm``; return the norm.
-
-    ``norm`` is the global norm if it is known already, equal on every rank.
-    """
-    total = global_norm(placed) if norm is None else torch.as_tensor(norm, dtype=torch.float64)
-    scale = float((max_norm / (total + 1e-6)).clamp(max=1.0))  # as clip_grad_norm_
+def clip(placed: ParallelModel, max_norm: float, *, norm: float) -> None:
+    """Scale all gradients so that their global norm, which is ``norm``, is at most ``max_norm``."""
+    ratio = max_norm / (norm + 1e-6)
+    scale = 1.0 if ratio > 1 else ratio  # NaN stays NaN, as in clip_grad_norm_
     for grad in placed.local_gradients().values():
         grad.mul_(scale)
-    return total
 
 
 def gather_dtensor(value: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -102,7 +102,7 @@ def _check_heads(model: nn.Module, n: int) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Compare part by part, since ``*`` of a pattern stands for one part of a name."""
+    """Whether a pattern, in which ``*`` is one part of a name, matches; compares part by part."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
@@ -127,14 +127,11 @@ def _tie(model: nn.Module, first: str, others: list[str]) -> None:
     """Make the other names of a tied parameter refer to its new tensor again."""
     parameter = model.get_parameter(first)
     for name in others:
-        if _placements(parameter) != _placements(model.get_parameter(name)):
+        layouts = [getattr(p, "placements", None) for p in (parameter, model.get_parameter(name))]
+        if layouts[0] != layouts[1]:
             raise UsageError(
                 f"tensor: because {first} and {name} are one parameter that the plan cuts in two"
                 f" ways; instead: styles that cut it alike (vocab and gathered), or untie them"
             )
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_parameter(leaf, parameter)
-
-
-def _placements(parameter: nn.Parameter) -> object:
-    return parameter.placements if isinstance(parameter, DTensor) else None

@@ -1,16 +1,18 @@
-"""Publish and look up the addresses of listening sockets, in torch's TCPStore."""
+"""Connections between processes of a run, whose addresses are in torch's TCPStore."""
 
 from __future__ import annotations
 
 import os
 import socket
-import time
+import threading
+from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
 from shoal.errors import ExchangeTimeout, PeerLost
 from shoal.runtime.world.interfaces import own_address
 from shoal.runtime.world.world import World
+from shoal.wire.channel import Channel, Hello, accept_loop, connect, listen
 
 JOIN_SECONDS = 120.0
 POLL_SECONDS = 0.02
@@ -23,22 +25,24 @@ def store_of(world: World) -> Store:
     return world.store
 
 
-def publish(world: World, key: str, listener: socket.socket) -> None:
-    """Store the address of a listening socket under ``key``."""
-    local = world.local_size >= world.workers
+def serve_clients(world: World, key: str, handle: Callable[[Channel, int], None]) -> socket.socket:
+    """Listen, publish the address under ``key``, and handle each client in a thread of its own."""
+    local = world.env.local_size >= world.env.workers
+    listener = listen(local)
     host = "127.0.0.1" if local else own_address(os.environ.get("MASTER_ADDR", ""))
     store_of(world).set(key, f"{host}:{listener.getsockname()[1]}")
+    credentials = {"token": world.env.token, "generation": world.env.generation}
+    threading.Thread(
+        target=accept_loop, args=(listener, handle), kwargs=credentials, daemon=True
+    ).start()
+    return listener
 
 
-def find(world: World, key: str) -> tuple[str, int]:
-    """Wait until an address is published under ``key``, and return its host and port."""
+def connect_to(world: World, key: str, peer: str) -> Channel:
+    """Wait until an address is published under ``key``, and connect to it."""
     store = store_of(world)
-    end = time.monotonic() + JOIN_SECONDS
-    while not store.check([key]):
-        if time.monotonic() > end:
-            raise ExchangeTimeout(f"{key} did not publish its address within {JOIN_SECONDS:g} s")
-        if world.watcher is not None and (failure := world.watcher.fetch_failure()) is not None:
-            raise failure.as_error()
-        time.sleep(POLL_SECONDS)
+    if world.missing_keys(store, [key], JOIN_SECONDS):
+        raise ExchangeTimeout(f"{key} did not publish its address within {JOIN_SECONDS:g} s")
     host, _, port = store.get(key).decode().rpartition(":")
-    return host, int(port)
+    hello = Hello(world.env.token, world.env.generation, world.rank)
+    return connect(host, int(port), hello=hello, peer=peer, seconds=world.seconds)

@@ -25,37 +25,31 @@ from shoal.errors import ExchangeTimeout, UsageError
 from shoal.flow import Push
 from shoal.runtime.context import RunContext
 from shoal.runtime.launcher.processes import die_with_parent
-from shoal.runtime.remote.addresses import POLL_SECONDS, find, store_of
+from shoal.runtime.remote.addresses import POLL_SECONDS, connect_to, store_of
 from shoal.runtime.remote.reduce_service import describe
 from shoal.runtime.resume.state import State, load_optimizer, optimizer_state, parameters_of
 from shoal.runtime.step.model import ReplicatedModel, ShardedModel
-from shoal.runtime.world import env as contract
+from shoal.runtime.world import env
 from shoal.runtime.world.world import World
-from shoal.wire.channel import Hello, connect
 from shoal.wire.server import ServerWire, hyper_parameters
 
 
 def start_servers(world: World, servers: int) -> None:
     """Start the servers as child processes of the ranks, unless a launcher started them."""
-    if world.servers not in (0, servers):
+    if world.env.servers not in (0, servers):
         raise UsageError(
-            f"the launcher started {world.servers} servers, but the script's strategy has "
+            f"the launcher started {world.env.servers} servers, but the script's strategy has "
             f"{servers}: give --strategy and the script the same strategy, or leave one out"
         )
-    if world.servers or world.size == 1:
+    if world.env.servers or world.size == 1:
         return
-    inherited = {name: value for name, value in os.environ.items() if name not in contract.RANKS}
+    inherited = {name: value for name, value in os.environ.items() if name not in env.RANKS}
+    shared = {env.ROLE: "server", env.SERVERS: str(servers), env.TOKEN: world.env.token}
+    inherited |= shared | {"WORLD_SIZE": str(world.size)}
     for index in range(world.rank, servers, world.size):
         child = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
-            env=inherited
-            | {
-                contract.ROLE: "server",
-                contract.SERVER: str(index),
-                contract.SERVERS: str(servers),
-                contract.TOKEN: world.token,
-                "WORLD_SIZE": str(world.size),
-            },
+            env=inherited | {env.SERVER: str(index)},
             preexec_fn=die_with_parent(),
         )
         atexit.register(_stop, child)
@@ -79,15 +73,10 @@ def served(
             "a second run with parameter_server in one process: its servers serve one run only; "
             "start the script anew, or use all_reduce for one of them"
         )
-    hello = Hello(world.token, world.generation, world.rank)
-    channels = []
-    for index in range(strategy.coordination.servers):
-        host, port = find(world, f"server/{index}")
-        peer = f"server {index}"
-        channels.append(connect(host, port, hello=hello, peer=peer, seconds=world.seconds))
+    servers = range(strategy.coordination.servers)
     parameters = source.trainable()
     wire = ServerWire(
-        channels,
+        [connect_to(world, f"server/{index}", f"server {index}") for index in servers],
         workers=world.size,
         describe=describe,
         sizes={name: t.numel() * t.element_size() for name, t in parameters.items()},

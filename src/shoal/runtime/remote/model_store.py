@@ -16,12 +16,7 @@ from shoal.runtime.step.buffers import real
 
 
 class Clocks:
-    """The number of steps of each worker, and which workers must wait.
-
-    Args:
-        workers: their numbers.
-        bound: steps that a worker may be ahead of the slowest.
-    """
+    """The number of steps of each worker; a worker may be ``bound`` ahead of the slowest."""
 
     def __init__(self, workers: Sequence[int], bound: float) -> None:
         self.at = dict.fromkeys(workers, 0)
@@ -37,22 +32,15 @@ class Clocks:
 
     def may_go(self, worker: int) -> bool:
         """Whether a worker may start its next step (SSP: c - min c_j <= bound)."""
-        if worker not in self.at:
-            return True
-        return self.at[worker] - min(self.at.values()) <= self.bound
+        return worker not in self.at or self.at[worker] - min(self.at.values()) <= self.bound
 
 
 class ServerModel:
     """The model on a server, and the only optimizer that updates it.
 
     Each push is one optimizer step with the pushed gradient divided by the number of workers, so
-    that one step of all workers moves the model as far as one step of bsp (for plain SGD).
-
-    Args:
-        parameters: by name, updated in place.
-        optimizer: the user's own, over these parameters.
-        add: the compressor's, which decodes a message.
-        workers: how many push.
+    that one step of all workers moves the model as far as one step of bsp (for plain SGD). ``add``
+    is the compressor's, which decodes a message.
     """
 
     def __init__(
@@ -63,9 +51,7 @@ class ServerModel:
         add: Add,
         workers: int,
     ) -> None:
-        self.parameters = parameters
-        self.optimizer = optimizer
-        self.add = add
+        self.parameters, self.optimizer, self.add = parameters, optimizer, add
         self.workers = workers
         self.updates = 0
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from shoal.errors import FaultError, LayoutMismatch, PeerLost, ShoalError, UsageError
 from shoal.flow import Ask, Pair
 from shoal.runtime.context import RunContext
-from shoal.runtime.remote.addresses import POLL_SECONDS, find, publish, store_of
-from shoal.wire.channel import Channel, Hello, accept_loop, close_listener, connect, listen
+from shoal.runtime.remote.addresses import POLL_SECONDS, connect_to, serve_clients, store_of
+from shoal.wire.channel import Channel, close_listener
 from shoal.wire.wire import Pending, Ready
 
 
@@ -44,13 +44,7 @@ class PairWire:
         self._left = False
         # a prefix for the keys of this wire: a process may have several, in turn or at once
         self._prefix = f"pairs/{store_of(world).add(f'pairs-of/{world.rank}', 1)}"
-        self._listener = listen(world.local_size >= world.size)
-        publish(world, f"{self._prefix}/at/{world.rank}", self._listener)
-        credentials = {"token": world.token, "generation": world.generation}
-        arguments = (self._listener, self._handle)
-        threading.Thread(
-            target=accept_loop, args=arguments, kwargs=credentials, name="shoal-peers", daemon=True
-        ).start()
+        self._listener = serve_clients(world, f"{self._prefix}/at/{world.rank}", self._handle)
         # a process that ends without closing its run still answers peers that go on
         Finalize(None, self._leave_quietly, exitpriority=20)
 
@@ -62,21 +56,13 @@ class PairWire:
             raise self._lost
         self.lock.release()
         try:
-            channel = self._channel(ask.peer)
-            channel.send("meet", {}, ask.parts)
-            return Ready(channel.receive().tensors)
+            if (peer := ask.peer) not in self._channels:
+                key = f"{self._prefix}/at/{peer}"
+                self._channels[peer] = connect_to(self._world, key, f"rank {peer}")
+            self._channels[peer].send("meet", {}, ask.parts)
+            return Ready(self._channels[peer].receive().tensors)
         finally:
             self.lock.acquire()
-
-    def _channel(self, peer: int) -> Channel:
-        if peer not in self._channels:
-            world = self._world
-            host, port = find(world, f"{self._prefix}/at/{peer}")
-            hello = Hello(world.token, world.generation, world.rank)
-            self._channels[peer] = connect(
-                host, port, hello=hello, peer=f"rank {peer}", seconds=world.seconds
-            )
-        return self._channels[peer]
 
     def _handle(self, channel: Channel, worker: int) -> None:
         """Answer one peer until it leaves; the next ``ask`` raises what went wrong here."""

@@ -52,21 +52,16 @@ def answer(spec: Spec, contributions: Sequence[list[Tensor]], add: Add) -> list[
 
 
 class ReduceService:
-    """Answers each round when every worker has sent its contribution.
+    """Answers each round when every worker has sent its contribution, within ``seconds``.
 
-    Args:
-        workers: how many take part.
-        add: the compressor's, which decodes a message.
-        seconds: how long a round may take.
+    ``add`` is the compressor's, which decodes a message.
     """
 
     def __init__(self, workers: int, add: Add, *, seconds: float | None = None) -> None:
-        self._workers = workers
-        self._add = add
+        self._workers, self._add, self._seconds = workers, add, seconds
         self._changed = threading.Condition()
         self._contributions: dict[int, dict[int, list[Tensor]]] = {}  # round -> worker -> tensors
         self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}  # and the workers that have it
-        self._seconds = seconds
         self._lost: dict[int, str] = {}  # worker -> why
         self._fault: FaultError | None = None
 
@@ -84,7 +79,10 @@ class ReduceService:
                 self._fault = ExchangeTimeout(f"{waited} in its round {round}")
                 self._changed.notify_all()
             if round not in self._answers:
-                raise self._reason(round)
+                if self._fault is not None:
+                    raise self._fault
+                absent = next(w for w in self._lost if w not in contributions)
+                raise PeerLost(f"rank {absent} {self._lost[absent]}, and the server waits for it")
             result, receivers = self._answers[round]
             receivers.add(worker)
             if len(receivers) == self._workers:
@@ -105,12 +103,6 @@ class ReduceService:
         """Whether a round has its answer, or can never have one."""
         waits = round not in self._answers and self._fault is None
         return not (waits and all(w in self._contributions[round] for w in self._lost))
-
-    def _reason(self, round: int) -> FaultError:
-        if self._fault is not None:
-            return self._fault
-        absent = next(w for w in self._lost if w not in self._contributions[round])
-        return PeerLost(f"rank {absent} {self._lost[absent]}, and the server waits for it")
 
     def lose(self, worker: int, why: str = "is lost") -> None:
         """Fail the rounds that wait for a worker that died or left."""

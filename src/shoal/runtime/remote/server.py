@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import ExchangeTimeout, FaultError, PeerLost, UsageError
 from shoal.runtime.loss import plain
-from shoal.runtime.remote.addresses import publish
+from shoal.runtime.remote.addresses import serve_clients
 from shoal.runtime.remote.model_store import Clocks, ServerModel
 from shoal.runtime.remote.reduce_service import ReduceService
 from shoal.runtime.resume.state import load_optimizer, optimizer_state
 from shoal.runtime.world.world import World
 from shoal.strategy import Strategy
-from shoal.wire.channel import Channel, Message, accept_loop, close_listener, listen
+from shoal.wire.channel import Channel, Message, close_listener
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
 ENDS = ("bye", "gone")
@@ -38,12 +38,12 @@ class ParameterServer:
         self, world: World, strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         add = strategy.compression.add or _refuse
-        self.world = world
+        self.world, self.workers = world, world.env.workers
         self.parameters = {plain(n): p for n, p in model.named_parameters()}
         trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        self.sums = ReduceService(world.workers, add, seconds=PATIENCE * world.seconds)
-        self.model = ServerModel(trainable, optimizer, add=add, workers=world.workers)
-        self.clocks = Clocks(range(world.workers), strategy.synchrony.staleness)
+        self.sums = ReduceService(self.workers, add, seconds=PATIENCE * world.seconds)
+        self.model = ServerModel(trainable, optimizer, add=add, workers=self.workers)
+        self.clocks = Clocks(range(self.workers), strategy.synchrony.staleness)
         self._changed = threading.Condition()
         self._begun = False  # rank 0 has sent the initial model
         self._connected: set[int] = set()
@@ -60,20 +60,12 @@ class ParameterServer:
 
     def serve(self) -> None:
         """Accept every worker once; return when all have left, or one is lost."""
-        world = self.world
-        listener = listen(world.local_size >= world.workers)
-        publish(world, f"server/{world.rank}", listener)
-        credentials = {"token": world.token, "generation": world.generation}
-        threading.Thread(
-            target=accept_loop, args=(listener, self._handle), kwargs=credentials, daemon=True
-        ).start()
+        listener = serve_clients(self.world, f"server/{self.world.rank}", self._handle)
         with self._changed:
-            self._changed.wait_for(self._over)
+            self._changed.wait_for(
+                lambda: not self._connected and (len(self._gone) == self.workers or self._lost)
+            )
         close_listener(listener)
-
-    def _over(self) -> bool:
-        all_left = len(self._gone) == self.world.workers
-        return not self._connected and (all_left or self._lost is not None)
 
     def _handle(self, channel: Channel, worker: int) -> None:
         """Answer a worker's messages one after the other, while another thread reads ahead.
@@ -99,7 +91,7 @@ class ParameterServer:
     def _admit(self, worker: int) -> bool:
         """Admit a worker of this run that connects for the first time."""
         with self._changed:
-            known = 0 <= worker < self.world.workers
+            known = 0 <= worker < self.workers
             if not known or worker in self._connected or worker in self._gone:
                 return False
             self._connected.add(worker)
@@ -192,9 +184,7 @@ class ParameterServer:
 
 
 def serve(
-    world: World,
-    strategy: Strategy,
-    models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]],
+    world: World, strategy: Strategy, models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 ) -> None:
     """Run a server until every worker has left."""
     (model, optimizer), *_ = models.values()

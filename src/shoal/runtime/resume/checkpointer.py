@@ -175,7 +175,7 @@ class Checkpointer:
         if os.environ.get(env.RESUME) != "1":
             return
         if self._directory is None:
-            if self.context.world.generation > 0:  # a restart of a run without checkpoints
+            if self.context.world.env.generation > 0:  # a restart of a run without checkpoints
                 return
             raise UsageError(
                 "--resume, but there is no checkpoint directory: give shoal run --checkpoint or "

@@ -103,9 +103,9 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def report_failure(world: World | None, error: BaseException) -> bool:
-    """Tell the other ranks and the launcher why this rank ends; whether the launcher shows it.
+    """Report to the other ranks and the launcher why this rank ends; return whether it is shown.
 
-    ``world`` is None before this rank has joined.
+    ``world`` is None before this rank has joined. A launcher that reads error files shows it.
     """
     rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
     failure = Failure.of(rank, error)
@@ -119,8 +119,7 @@ def report_failure(world: World | None, error: BaseException) -> bool:
 def install_excepthook(current: Callable[[], World | None]) -> None:
     """Report an exception that ends this process to the other ranks and to the launcher.
 
-    Args:
-        current: returns the world that this process is in, if it has joined one by then.
+    ``current`` returns the world that this process is in, if it has joined one by then.
     """
     before, pid = sys.excepthook, os.getpid()
 
@@ -132,7 +131,7 @@ def install_excepthook(current: Callable[[], World | None]) -> None:
             shown = report_failure(world, error)
         if not (ours and shown):  # else the launcher shows it, above everything else
             before(kind, error, trace)
-        if ours and world is not None and world.hosts_store:
+        if ours and world is not None and world.store is not None and world.env.hosts_store:
             time.sleep(LINGER_SECONDS)  # until the other ranks have read the reason
 
     sys.excepthook = hook

@@ -135,19 +135,13 @@ POSITION = RankPosition()
 
 
 class FailureWatcher:
-    """The thread of one worker that learns of failures and tells this rank's position.
+    """The thread of one worker that reads failures and writes this rank's position.
 
-    Args:
-        store: a client that no other thread uses, because a client handles one request at a time
-            and ``wait()`` blocks it.
-        rank: this rank.
-        size: how many ranks there are.
+    No other thread uses ``store``, because a client handles one request at a time.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = store
-        self.rank = rank
-        self.size = size
+        self._store, self.rank, self.size = store, rank, size
         self.failure: Failure | None = None  # the first of the run, as far as this rank knows
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shoal-failures", daemon=True)

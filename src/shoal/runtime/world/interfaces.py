@@ -15,6 +15,7 @@ from contextlib import suppress
 from shoal.errors import UsageError
 
 IFNAME = "GLOO_SOCKET_IFNAME"
+LOOPBACK_NAMES = ("lo", "lo0")
 ELSEWHERE = "192.0.2.1"  # an address reserved for documentation: it stands for another machine
 
 
@@ -28,7 +29,9 @@ def addresses(host: str) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether only this machine can reach an address or the interface of this name."""
+    if address in LOOPBACK_NAMES:
+        return True
     try:
         return ipaddress.ip_address(address.split("%")[0]).is_loopback
     except ValueError:
@@ -52,13 +55,10 @@ def is_local(host: str) -> bool:
 
 
 def own_address(towards: str) -> str:
-    """Return the address by which other machines can reach this one; sends no packet.
+    """Return the address by which the host ``towards`` can reach this machine; sends no packet.
 
     The host name of this machine often resolves to 127.0.1.1, so the kernel is asked instead
     which address it would use for a connection.
-
-    Args:
-        towards: the host that is to reach this machine.
     """
     for host in (towards, ELSEWHERE):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -76,19 +76,11 @@ def _host_name_address() -> str:
 
 
 def bind(
-    port: int,
-    *,
-    everywhere: bool,
-    name: str = "port ",
-    instead: str = "choose another, or 0 for any",
+    port: int, *, everywhere: bool, name: str = "port ", instead: str = "choose another, or use 0"
 ) -> socket.socket:
-    """Return a listening socket.
+    """Return a socket that listens on all interfaces or on loopback alone; port 0 is any free one.
 
-    Args:
-        port: the port; 0 takes any free one.
-        everywhere: listen on all interfaces, or on loopback alone.
-        name: the name of the port in the error message.
-        instead: what to do if the port is in use.
+    The error message names the port by ``name`` and says what to do ``instead``.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,7 +96,7 @@ def bind(
 def loopback_name() -> str | None:
     """Return the name of the loopback interface, or None if it is unknown."""
     names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)
+    return next((name for name in LOOPBACK_NAMES if name in names), None)
 
 
 def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
@@ -113,17 +105,14 @@ def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
     Raises:
         UsageError: GLOO_SOCKET_IFNAME names an interface that does not exist.
     """
-    env = os.environ if environ is None else environ
-    named = env.get(IFNAME, "")
-    if named:
-        known = [name for _, name in socket.if_nameindex()]
-        for name in named.split(","):
-            if name not in known:
-                raise UsageError(
-                    f"{IFNAME}={named}: no interface {name!r}; one of: {', '.join(known)}"
-                )
-        return named
-    return _host_name_address()
+    named = (os.environ if environ is None else environ).get(IFNAME, "")
+    if not named:
+        return _host_name_address()
+    known = [name for _, name in socket.if_nameindex()]
+    for name in named.split(","):
+        if name not in known:
+            raise UsageError(f"{IFNAME}={named}: no interface {name!r}; one of: {', '.join(known)}")
+    return named
 
 
 def wrong_interface(master: str, environ: Mapping[str, str] | None = None) -> str | None:
@@ -131,7 +120,7 @@ def wrong_interface(master: str, environ: Mapping[str, str] | None = None) -> st
     choice = gloo_choice(environ)
     if is_loopback(master) or not addresses(master) or all(map(is_loopback, addresses(master))):
         return None
-    if not is_loopback(choice) and choice not in ("lo", "lo0"):
+    if not is_loopback(choice):
         return None
     return (
         f"gloo would listen on {choice}, which other machines cannot reach: the host name "

@@ -11,8 +11,7 @@ import hashlib
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -24,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shoal.errors import ExchangeTimeout, LayoutMismatch, UsageError
+from shoal.errors import ExchangeTimeout, LayoutMismatch, ShoalError, UsageError
 from shoal.runtime.world import env as names
 from shoal.runtime.world.env import RankEnv, read_rank_env, read_seconds
 from shoal.runtime.world.error_context import install_excepthook
@@ -91,8 +90,7 @@ def leave(world: World) -> None:
     if world not in _joined:
         return
     _joined.remove(world)
-    if world.close is not None:
-        world.close()
+    _leave_store(world)
     failed = world.watcher is not None and world.watcher.failure is not None
     if world.owns_group and not failed and dist.is_initialized():
         dist.destroy_process_group()  # after a failure it would wait for work that cannot end
@@ -119,11 +117,8 @@ def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
                 timeout=timedelta(seconds=seconds),
             )  # fmt: skip
     watcher = _start_watcher(run, env.rank, env.size) if is_worker else None
-    close = _closer(store, watcher, env.key, waits=env.hosts_store)
     chosen = chosen if owns_group else "none"
-    return World(
-        env, device, chosen, store, seconds, owns_group=owns_group, watcher=watcher, close=close
-    )
+    return World(env, device, chosen, store, seconds, owns_group, watcher, env.hosts_store)
 
 
 def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
@@ -169,9 +164,8 @@ def _adopt_group(env: RankEnv | None, seconds: float) -> World:
     backend = dist.get_backend()
     nccl = "nccl" in backend
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-    waits = rank == 0 and not (env and env.hosted)
-    close = _closer(store, watcher, str(rank), waits=waits)
-    return World(place, device, backend, store, seconds, watcher=watcher, close=close)
+    last = rank == 0 and not (env and env.hosted)
+    return World(place, device, backend, store, seconds, watcher=watcher, leaves_last=last)
 
 
 def _start_watcher(store: Store, rank: int, size: int) -> FailureWatcher:
@@ -181,66 +175,45 @@ def _start_watcher(store: Store, rank: int, size: int) -> FailureWatcher:
     return watcher
 
 
-def _closer(
-    store: Store, watcher: FailureWatcher | None, key: str, *, waits: bool
-) -> Callable[[], None]:
-    """Return what leaves the store; ``waits`` keeps it open until all ranks have left."""
-
-    def close() -> None:
-        if watcher is not None:
-            watcher.stop()
-        with suppress(RuntimeError):  # torch's, when the host of the store has left before
-            store.set(f"left/{key}", "1")
-            if watcher is not None and waits:
-                end = time.monotonic() + LEAVE_SECONDS
-                keys = [f"left/{rank}" for rank in range(watcher.size)]
-                while time.monotonic() < end and not store.check(keys):
-                    if watcher.fetch_failure() is not None:
-                        break
-                    time.sleep(0.02)
-
-    return close
+def _leave_store(world: World) -> None:
+    """Record that this rank has left; the host of the store waits until all ranks have."""
+    if world.watcher is not None:
+        world.watcher.stop()
+    if world.store is not None:
+        # torch's RuntimeError: the host of the store has left. ShoalError: another rank has failed.
+        with suppress(RuntimeError, ShoalError):
+            world.store.set(f"left/{world.env.key}", "1")
+            if world.leaves_last:
+                keys = [f"left/{rank}" for rank in range(world.size)]
+                world.missing_keys(world.store, keys, LEAVE_SECONDS)
 
 
 def agree_layout(world: World, facts: Mapping[str, str]) -> None:
     """Raise on every rank if a rank has another model, optimizer or learning rate.
 
-    Uses the store, because gloo would abort the process if shapes differ.
-
-    Args:
-        world: from :func:`join`.
-        facts: the values that must be equal, by name; compared in order.
+    Uses the store, because gloo would abort the process if shapes differ. ``facts`` are the values
+    that must be equal, by name; they are compared in order.
 
     Raises:
         LayoutMismatch: names two ranks, the first fact that differs and both values.
     """
     if world.store is None or world.size == 1:
         return
-    store = PrefixStore(f"layout/{next_join_id()}", world.store)
+    store, ranks = PrefixStore(f"layout/{next_join_id()}", world.store), range(world.size)
     text = json.dumps(dict(facts))
-    store.set(f"hash/{world.rank}", hashlib.sha256(text.encode()).hexdigest())
     store.set(f"facts/{world.rank}", text)
-    _wait_for_keys(world, store, [f"hash/{rank}" for rank in range(world.size)])
-    hashes = [store.get(f"hash/{rank}") for rank in range(world.size)]
+    store.set(f"hash/{world.rank}", hashlib.sha256(text.encode()).hexdigest())
+    if missing := world.missing_keys(store, [f"hash/{rank}" for rank in ranks], world.seconds):
+        raise ExchangeTimeout(
+            f"comparing the models did not end within {world.seconds:g} s: "
+            f"rank {', '.join(key.split('/')[1] for key in missing)} missing; "
+            "does every rank call distribute?"
+        )
+    hashes = [store.get(f"hash/{rank}") for rank in ranks]
     other = next((rank for rank, value in enumerate(hashes) if value != hashes[0]), None)
     if other is not None:
-        _wait_for_keys(world, store, ["facts/0", f"facts/{other}"])
         first, second = (json.loads(store.get(f"facts/{rank}")) for rank in (0, other))
         raise LayoutMismatch(_difference(first, second, other))
-
-
-def _wait_for_keys(world: World, store: Store, keys: list[str]) -> None:
-    end = time.monotonic() + world.seconds
-    while not store.check(keys):
-        if world.watcher is not None and (failure := world.watcher.fetch_failure()) is not None:
-            raise failure.as_error()
-        if time.monotonic() > end:
-            missing = [key.split("/")[1] for key in keys if not store.check([key])]
-            raise ExchangeTimeout(
-                f"comparing the models did not end within {world.seconds:g} s: "
-                f"rank {', '.join(missing)} missing; does every rank call distribute?"
-            )
-        time.sleep(0.01)
 
 
 def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> str:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -41,25 +40,17 @@ _join_ids = itertools.count()
 _hosted: dict[tuple[str, int], TCPStore] = {}
 
 
-class JoinedStores(NamedTuple):
-    """Two views of one store."""
+def rendezvous(env: RankEnv, seconds: float) -> tuple[Store, Store]:
+    """Return two views of the store, once all processes of the run are registered in it.
 
-    store: Store  # the keys of this join
-    run: Store  # the keys of the generation, where the launcher publishes failures, too
-
-
-def rendezvous(env: RankEnv, seconds: float) -> JoinedStores:
-    """Return the store, once all processes of the run are registered in it.
-
-    Args:
-        env: the place of this process in the run.
-        seconds: how long a single request to the store may take later.
+    The first has the keys of this join; the second those of the generation, where the launcher
+    publishes failures, too. ``seconds`` is how long a single request may take later.
     """
     join_seconds = read_seconds(names.JOIN_SECONDS, names.DEFAULT_JOIN_SECONDS)
     base = _connect(env, seconds, join_seconds)
-    stores = JoinedStores(_register(env, base), PrefixStore(env.prefix, base))
-    _wait_for_all(env, stores, join_seconds)
-    return stores
+    store, run = _register(env, base), PrefixStore(env.prefix, base)
+    _wait_for_all(env, store, run, join_seconds)
+    return store, run
 
 
 def next_join_id() -> int:
@@ -146,18 +137,18 @@ def _write_once(store: Store, key: str, value: str) -> str:
     return first.decode()
 
 
-def _wait_for_all(env: RankEnv, stores: JoinedStores, join_seconds: float) -> None:
+def _wait_for_all(env: RankEnv, store: Store, run: Store, join_seconds: float) -> None:
     missing = [f"env/{rank}" for rank in range(env.workers)]
     missing += [f"env/server-{index}" for index in range(env.servers)]
     failure_key = f"{STORE_PREFIX}/{FAILURE_KEY}"
     for left, logs in _attempts(join_seconds):
         with as_fault("waiting for the other workers"):
-            missing = [key for key in missing if not stores.store.check([key])]
-            failed = stores.run.check([failure_key])
+            missing = [key for key in missing if not store.check([key])]
+            failed = run.check([failure_key])
         if not missing:
             return
         if failed:
-            raise Failure.read(stores.run.get(failure_key)).as_error()
+            raise Failure.read(run.get(failure_key)).as_error()
         if logs:
             others = f"{_names(missing)} of {env.workers}"
             log.warning("%s waits for %s: %.0f s left", env.name, others, left)
@@ -167,7 +158,7 @@ def _wait_for_all(env: RankEnv, stores: JoinedStores, join_seconds: float) -> No
         f"({names.JOIN_SECONDS} sets how long to wait)"
     )
     with as_fault("waiting for the other workers"):
-        stores.run.compare_set(failure_key, "", Failure.of(env.rank, error).write())
+        run.compare_set(failure_key, "", Failure.of(env.rank, error).write())
     if env.hosts_store:  # the store ends with this process: let the others read the reason first
         time.sleep(POLL_SECONDS * 6)
     raise error

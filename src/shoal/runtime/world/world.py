@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,7 @@ from shoal.runtime.world.env import RankEnv
 from shoal.runtime.world.failures import FailureWatcher
 
 DEFAULT_SECONDS = 300.0
+POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class World:
     seconds: float = DEFAULT_SECONDS  # how long an exchange may take
     owns_group: bool = False  # join made the process group, so leave destroys it
     watcher: FailureWatcher | None = field(default=None, repr=False, compare=False)
-    close: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    leaves_last: bool = False  # this process keeps the store open until all ranks have left
 
     @property
     def rank(self) -> int:
@@ -41,56 +43,25 @@ class World:
         return self.env.size
 
     @property
-    def local_rank(self) -> int:
-        """The rank among the workers of this machine."""
-        return self.env.local_rank
-
-    @property
-    def local_size(self) -> int:
-        """The number of workers on this machine."""
-        return self.env.local_size
-
-    @property
-    def generation(self) -> int:
-        """How often the run was restarted."""
-        return self.env.generation
-
-    @property
-    def run_id(self) -> str:
-        """The name of the run."""
-        return self.env.run_id
-
-    @property
-    def token(self) -> str:
-        """The secret that all processes of the run share."""
-        return self.env.token
-
-    @property
-    def role(self) -> str:
-        """``worker`` or ``server``."""
-        return self.env.role
-
-    @property
-    def workers(self) -> int:
-        """The number of workers, also in a server."""
-        return self.env.workers
-
-    @property
-    def servers(self) -> int:
-        """The number of servers that the launcher started."""
-        return self.env.servers
-
-    @property
-    def hosts_store(self) -> bool:
-        """Whether this process hosts the store."""
-        return self.store is not None and self.env.hosts_store
-
-    @property
     def is_main(self) -> bool:
         """Whether this is the worker that prints and writes files."""
-        return self.rank == 0 and self.role == "worker"
+        return self.rank == 0 and self.env.role == "worker"
 
     def raise_if_failed(self) -> None:
         """Raise if another rank is known to have failed; sends no message."""
         if self.watcher is not None and self.watcher.failure is not None:
             raise self.watcher.failure.as_error()
+
+    def missing_keys(self, store: Store, keys: Sequence[str], seconds: float) -> list[str]:
+        """Wait until ``store`` has all keys; return those that are missing after ``seconds``.
+
+        Raises the failure of another rank, if one is published meanwhile.
+        """
+        end = time.monotonic() + seconds
+        while not store.check(list(keys)):
+            if self.watcher is not None and (failure := self.watcher.fetch_failure()) is not None:
+                raise failure.as_error()
+            if time.monotonic() > end:
+                return [key for key in keys if not store.check([key])]
+            time.sleep(POLL_SECONDS)
+        return []
