@@ -7,6 +7,7 @@ declarations, not n² checks. The table in the docs and the error messages come 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from shoal.axes.collectives import Collective
@@ -18,21 +19,16 @@ from shoal.axes.synchrony import Synchrony
 from shoal.errors import Conflict
 
 
+@dataclass(frozen=True)  # of a Protocol: its attributes are read-only, as those of Strategy
 class Techniques(Protocol):
     """One technique per axis: what rules see of a ``Strategy``."""
 
-    @property
-    def partition(self) -> Partition: ...
-    @property
-    def coordination(self) -> Coordination: ...
-    @property
-    def synchrony(self) -> Synchrony: ...
-    @property
-    def scheduling(self) -> Schedule: ...
-    @property
-    def compression(self) -> Compressor: ...
-    @property
-    def collectives(self) -> Collective: ...
+    partition: Partition
+    coordination: Coordination
+    synchrony: Synchrony
+    scheduling: Schedule
+    compression: Compressor
+    collectives: Collective
 
 
 Rule = Callable[[Techniques], Iterator[Conflict]]
@@ -244,21 +240,12 @@ def _no_peer(s: Techniques) -> Iterator[Conflict]:
 
 
 RULES: tuple[Rule, ...] = (
-    _collective_waits,
-    _peers_have_no_clock,
-    _gossip_is_exact,
-    _factors_are_of_gradients,
-    _nothing_to_overlap,
-    _slices_need_sliceable,
-    _a_change_has_a_size,
-    _one_message_a_push,
-    _merging_needs_a_tree,
-    _route_without_effect,
-    _only_sums_are_scattered,
-    _route_serves_the_replicas_named,
-    _cut_replicas_use_collectives,
+    _collective_waits, _peers_have_no_clock, _gossip_is_exact, _factors_are_of_gradients,
+    _nothing_to_overlap, _slices_need_sliceable, _a_change_has_a_size, _one_message_a_push,
+    _merging_needs_a_tree, _route_without_effect, _only_sums_are_scattered,
+    _route_serves_the_replicas_named, _cut_replicas_use_collectives,
     _alone_there_is_nothing_to_agree,
-)
+)  # fmt: skip
 
 
 def _with_closure(facts: Facts) -> Iterator[Conflict]:

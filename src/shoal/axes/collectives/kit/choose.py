@@ -22,15 +22,7 @@ from shoal.axes.collectives.tree import tree
 from shoal.errors import BadArgument
 from shoal.notation import UNITS
 
-ROUTES = (
-    butterfly(),
-    halving_doubling(),
-    ring(),
-    double_tree(),
-    double_tree(16),
-    tree(),
-    linear(),
-)
+ROUTES = (butterfly(), halving_doubling(), ring(), double_tree(), double_tree(16), tree(), linear())
 
 MARGIN = 0.8  # of the seconds of torch's own, which were measured; a price is less certain
 HOPELESS = 3.0  # times the seconds of torch's own, for the bytes alone
