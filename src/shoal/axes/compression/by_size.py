@@ -30,10 +30,8 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
     """
     check_nbytes("by_size", threshold)
     if not all(isinstance(member, Compressor) for member in (small, large)):
-        raise BadArgument(
-            f"by_size({nbytes_text(threshold)}, {small}, {large})",
-            "it takes two compressors, as in by_size(64KB, exact, topk(0.01))",
-        )
+        call = f"by_size({nbytes_text(threshold)}, {small}, {large})"
+        raise BadArgument(call, "it takes two compressors: by_size(64KB, exact, topk(0.01))")
     traits = small.traits.by_tensor(large.traits)
 
     def choice(tensor: Tensor) -> Compressor:

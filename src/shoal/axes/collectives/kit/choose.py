@@ -89,9 +89,8 @@ class Winners:
         if ranks == 1 or ranks in self.by_size:
             return ""
         known = ", ".join(map(str, sorted(self.by_size)))
-        return (
-            f"{self.path} has measured {known} ranks, not {ranks}; plain fastest measures by itself"
-        )
+        why = f"{self.path} has measured {known} ranks, not {ranks}"
+        return f"{why}; plain fastest measures by itself"
 
 
 def winners(path: str) -> Winners:
