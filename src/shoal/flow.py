@@ -27,7 +27,7 @@ Merge: TypeAlias = Callable[
 
 
 class Sent(Protocol):
-    """What this worker's message said, after any loss: a :class:`Gather`, or :class:`Dense`."""
+    """What this worker's message contained after any loss: :class:`Gather`, or :class:`Dense`."""
 
     def dense(self) -> Tensor:
         """Return it as a tensor, shaped like the value that was sent."""
@@ -145,8 +145,8 @@ class Agreed(NamedTuple):
 
     Args:
         mean: the agreed tensor, equal on all workers.
-        mine: what this worker's own message said. Unless nothing is lost, it shares no memory with
-            the value that was sent, so that ``mine.subtract_from(value)`` is safe.
+        mine: what this worker's own message contained. Unless nothing is lost, it shares no
+            memory with the value that was sent, so that ``mine.subtract_from(value)`` is safe.
         state: what the compressor remembers until the next round.
     """
 

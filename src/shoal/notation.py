@@ -55,7 +55,7 @@ def typed(number: float) -> str:
 def split(text: str) -> list[str]:
     """Split at the commas that stand outside all brackets."""
     if len(text) > LONGEST:
-        raise UsageError(f"a strategy of {len(text)} characters: the longest taken is {LONGEST}")
+        raise UsageError(f"a strategy of {len(text)} characters: the longest allowed is {LONGEST}")
     items, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char == "(") - (char == ")")

@@ -38,7 +38,7 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
         return small if tensor.numel() * tensor.element_size() < threshold else large
 
     def needs_residual(member: Compressor) -> bool:
-        """Whether a residual of zeros stands for a member that loses nothing."""
+        """Return whether a residual of zeros stands for a member that loses nothing."""
         return Trait.CONSERVING in traits and Trait.CONSERVING not in member.traits
 
     def init(value: Value) -> Any:
