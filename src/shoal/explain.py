@@ -111,8 +111,8 @@ def _when(s: Strategy) -> str:
         how = "while backward still computes earlier layers"
     else:
         how = "after backward"
-    whom = {"collective": "all others", "server": "all others, through the servers,"}
-    return f"agrees with {whom[s.coordination.via]} on the gradient, {how}"
+    through = ", through the servers," if s.coordination.via == "server" else ""
+    return f"agrees with all others{through} on the gradient, {how}"
 
 
 def _every(s: Strategy) -> str:

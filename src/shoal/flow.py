@@ -27,7 +27,7 @@ Merge: TypeAlias = Callable[
 
 
 class Sent(Protocol):
-    """What this worker's message said, after any loss: a :class:`Gather`, or :class:`Dense`."""
+    """What this worker's message contained after any loss: :class:`Gather`, or :class:`Dense`."""
 
     def dense(self) -> Tensor:
         """Return it as a tensor, shaped like the value that was sent."""
@@ -145,8 +145,8 @@ class Agreed(NamedTuple):
 
     Args:
         mean: the agreed tensor, equal on all workers.
-        mine: what this worker's own message said. Unless nothing is lost, it shares no memory with
-            the value that was sent, so that ``mine.subtract_from(value)`` is safe.
+        mine: what this worker's own message contained. Unless nothing is lost, it shares no
+            memory with the value that was sent, so that ``mine.subtract_from(value)`` is safe.
         state: what the compressor remembers until the next round.
     """
 
@@ -198,9 +198,8 @@ def alone(ask: Ask) -> Any:
         case All(asks):
             return tuple(alone(one) for one in asks)
         case _:
-            raise UsageError(
-                f"{type(ask).__name__} needs a peer or a server: one worker has neither"
-            )
+            name = type(ask).__name__
+            raise UsageError(f"{name} needs a peer or a server: one worker has neither")
 
 
 def tree(workers: int) -> list[tuple[int, int]]:
@@ -217,24 +216,19 @@ def tree(workers: int) -> list[tuple[int, int]]:
 
 def nbytes(ask: Ask) -> int:
     """Return the bytes of the message of an ask, whatever its route; half for half a mean."""
-    if isinstance(ask, All):
-        return sum(map(nbytes, ask.asks))
-    whole = sum(t.numel() * t.element_size() for t in _tensors(ask))
-    return whole // 2 if isinstance(ask, Scatter | Spread) else whole
-
-
-def _tensors(ask: Ask) -> list[Tensor]:
     match ask:
-        case Mean(tensor) | Scatter(tensor) | Spread(tensor):
-            return [tensor]
+        case Mean(tensor):
+            return tensor.nbytes
+        case Scatter(tensor) | Spread(tensor):
+            return tensor.nbytes // 2
         case Rows(tensor):
-            return [tensor._indices(), tensor._values()]
+            return tensor._indices().nbytes + tensor._values().nbytes
         case Gather(parts=parts) | Pair(parts=parts) | Fold(parts=parts):
-            return list(parts)
-        case Push(parts):
-            return [tensor for message in parts.values() for tensor in message]
+            return sum(part.nbytes for part in parts)
+        case Push(messages):
+            return sum(part.nbytes for message in messages.values() for part in message)
         case All(asks):
-            return [tensor for one in asks for tensor in _tensors(one)]
+            return sum(map(nbytes, asks))
 
 
 def together(flows: Iterable[Flow]) -> Generator[Ask, Any, list[Agreed]]:

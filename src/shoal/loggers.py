@@ -7,6 +7,7 @@ the main worker logs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
 from shoal.errors import UsageError
@@ -20,18 +21,11 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Scalars for TensorBoard (``pip install shoal[tensorboard]``).
-
-    Args:
-        directory: where event files go.
-    """
+    """Writes scalars for TensorBoard to a directory (``pip install shoal[tensorboard]``)."""
 
     def __init__(self, directory: str = "runs") -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError(_missing("TensorBoard", "tensorboard")) from None
-        self._writer = SummaryWriter(directory)
+        module = _imported("torch.utils.tensorboard", "TensorBoard", "tensorboard")
+        self._writer = module.SummaryWriter(directory)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Add scalars."""
@@ -40,18 +34,10 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases (``pip install shoal[wandb]``).
-
-    Args:
-        settings: passed to ``wandb.init``.
-    """
+    """Logs to Weights & Biases (``pip install shoal[wandb]``); ``wandb.init`` gets the settings."""
 
     def __init__(self, **settings: Any) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UsageError(_missing("WandB", "wandb")) from None
-        self._run = wandb.init(**settings)
+        self._run = _imported("wandb", "WandB", "wandb").init(**settings)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log to the run."""
@@ -59,24 +45,20 @@ class WandB:
 
 
 class MLflow:
-    """MLflow tracking (``pip install shoal[mlflow]``).
-
-    Args:
-        settings: passed to ``mlflow.start_run``.
-    """
+    """Logs to MLflow (``pip install shoal[mlflow]``); ``mlflow.start_run`` gets the settings."""
 
     def __init__(self, **settings: Any) -> None:
-        try:
-            import mlflow
-        except ImportError:
-            raise UsageError(_missing("MLflow", "mlflow")) from None
-        self._mlflow = mlflow
-        mlflow.start_run(**settings)
+        self._mlflow = _imported("mlflow", "MLflow", "mlflow")
+        self._mlflow.start_run(**settings)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log to the active run."""
         self._mlflow.log_metrics(dict(metrics), step=step)
 
 
-def _missing(what: str, extra: str) -> str:
-    return f"{what} is not installed: pip install 'shoal[{extra}]', or pass another logger"
+def _imported(module: str, name: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        why = f"{name} is not installed: pip install 'shoal[{extra}]', or pass another logger"
+        raise UsageError(why) from None

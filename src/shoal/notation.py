@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 from shoal.errors import BadArgument, UnknownName, UsageError
 
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
+_SIZE = re.compile(r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b", re.ASCII)
 LONGEST = 2000  # characters of a strategy; a longer one is a mistake or an attack
 
 
@@ -54,7 +55,7 @@ def typed(number: float) -> str:
 def split(text: str) -> list[str]:
     """Split at the commas that stand outside all brackets."""
     if len(text) > LONGEST:
-        raise UsageError(f"a strategy of {len(text)} characters: the longest taken is {LONGEST}")
+        raise UsageError(f"a strategy of {len(text)} characters: the longest allowed is {LONGEST}")
     items, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char == "(") - (char == ")")
@@ -67,12 +68,7 @@ def split(text: str) -> list[str]:
 
 def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
     """Evaluate ``name`` or ``name(arguments)`` with the functions ``known``, and nothing else."""
-    sized = re.sub(
-        r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b",
-        lambda m: str(int(m[1]) * UNITS[m[2]]),
-        text,
-        flags=re.ASCII,
-    )
+    sized = _SIZE.sub(lambda match: str(int(match[1]) * UNITS[match[2]]), text)
     try:
         tree = ast.parse(sized.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

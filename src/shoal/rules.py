@@ -7,6 +7,7 @@ declarations, not n² checks. The table in the docs and the error messages come 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from shoal.axes.collectives import Collective
@@ -18,21 +19,16 @@ from shoal.axes.synchrony import Synchrony
 from shoal.errors import Conflict
 
 
+@dataclass(frozen=True)  # of a Protocol: its attributes are read-only, as those of Strategy
 class Techniques(Protocol):
     """One technique per axis: what rules see of a ``Strategy``."""
 
-    @property
-    def partition(self) -> Partition: ...
-    @property
-    def coordination(self) -> Coordination: ...
-    @property
-    def synchrony(self) -> Synchrony: ...
-    @property
-    def scheduling(self) -> Schedule: ...
-    @property
-    def compression(self) -> Compressor: ...
-    @property
-    def collectives(self) -> Collective: ...
+    partition: Partition
+    coordination: Coordination
+    synchrony: Synchrony
+    scheduling: Schedule
+    compression: Compressor
+    collectives: Collective
 
 
 Rule = Callable[[Techniques], Iterator[Conflict]]
@@ -43,7 +39,7 @@ class Facts(NamedTuple):
 
     ranks: int
     clips: bool = False
-    skips: bool = False  # a step with inf or NaN is left out
+    skips: bool = False  # a step with inf or NaN is skipped
     closure: bool = False  # the optimizer needs a closure (LBFGS)
     models: int = 1
     momentum: bool = False  # the optimizer has momentum
@@ -181,10 +177,8 @@ def _route_without_effect(s: Techniques) -> Iterator[Conflict]:
     if s.coordination.via != "collective":
         why, instead = "no collective runs, so a route and its hops have no effect", plain
     elif Trait.SUMS not in s.compression.traits:
-        why, instead = (
-            "a route sums messages, and this compressor gathers them",
-            f"{plain}, or cast",
-        )
+        why = "a route sums messages, and this compressor gathers them"
+        instead = f"{plain}, or cast"
     else:
         return
     yield Conflict(f"{what} x {s.coordination}, {s.compression}", why, instead)
@@ -205,10 +199,8 @@ def _only_sums_are_scattered(s: Techniques) -> Iterator[Conflict]:
     if not s.scheduling.scatters:
         return
     if s.coordination.via != "collective":
-        why, instead = (
-            "reduce-scatter and all-gather need a collective of all workers",
-            "all_reduce, or fifo",
-        )
+        why = "reduce-scatter and all-gather need a collective of all workers"
+        instead = "all_reduce, or fifo"
     elif not s.collectives.is_native:
         why, instead = "a route has no reduce-scatter and all-gather of its own", "native"
     elif Trait.SUMS not in s.compression.traits or Trait.ELEMENTWISE not in s.compression.traits:
@@ -244,21 +236,12 @@ def _no_peer(s: Techniques) -> Iterator[Conflict]:
 
 
 RULES: tuple[Rule, ...] = (
-    _collective_waits,
-    _peers_have_no_clock,
-    _gossip_is_exact,
-    _factors_are_of_gradients,
-    _nothing_to_overlap,
-    _slices_need_sliceable,
-    _a_change_has_a_size,
-    _one_message_a_push,
-    _merging_needs_a_tree,
-    _route_without_effect,
-    _only_sums_are_scattered,
-    _route_serves_the_replicas_named,
-    _cut_replicas_use_collectives,
+    _collective_waits, _peers_have_no_clock, _gossip_is_exact, _factors_are_of_gradients,
+    _nothing_to_overlap, _slices_need_sliceable, _a_change_has_a_size, _one_message_a_push,
+    _merging_needs_a_tree, _route_without_effect, _only_sums_are_scattered,
+    _route_serves_the_replicas_named, _cut_replicas_use_collectives,
     _alone_there_is_nothing_to_agree,
-)
+)  # fmt: skip
 
 
 def _with_closure(facts: Facts) -> Iterator[Conflict]:
@@ -266,7 +249,7 @@ def _with_closure(facts: Facts) -> Iterator[Conflict]:
         why = "the optimizer uses each gradient before it could be clipped"
         yield Conflict("closure x clip", why, "no clip, or update without a closure")
     if facts.closure and facts.skips:
-        why = "the optimizer has moved the model before the step could be left out"
+        why = "the optimizer updates the model before the step could be skipped"
         instead = "nonfinite='stop', or update without a closure"
         yield Conflict("closure x nonfinite='skip'", why, instead)
 
@@ -279,9 +262,7 @@ def bound_conflicts(s: Techniques, facts: Facts) -> list[Conflict]:
     if s.partition.data is None:
         conflicts += _route_serves(s, s.partition.replicas(facts.ranks))
     if s.scheduling.early and facts.clips:
-        why = (
-            "the next forward starts before all gradients are known, and the norm needs all of them"
-        )
+        why = "the next forward starts before all gradients arrive, and the norm needs all of them"
         conflicts.append(Conflict(f"{s.scheduling} x clip", why, "wfbp, or no clipping"))
     if s.scheduling.early and facts.skips:
         why = "a step can be skipped only before any of its updates ran"
@@ -295,9 +276,8 @@ def bound_conflicts(s: Techniques, facts: Facts) -> list[Conflict]:
         conflicts.append(Conflict(what, why, "exact with all_reduce and bsp"))
     if facts.closure and (s.scheduling.early or s.partition.cuts):
         why = "the whole update runs inside the optimizer's own step"
-        conflicts.append(
-            Conflict(f"closure x {s.partition}, {s.scheduling}", why, "data with wfbp")
-        )
+        what = f"closure x {s.partition}, {s.scheduling}"
+        conflicts.append(Conflict(what, why, "data with wfbp"))
     if facts.models > 1 and (s.partition.cuts or s.coordination.via == "server"):
         why = "several models are updated by the user's own loop"
         what = f"{facts.models} models x {s.partition}, {s.coordination}"
@@ -307,23 +287,18 @@ def bound_conflicts(s: Techniques, facts: Facts) -> list[Conflict]:
 
 def advice(s: Techniques) -> tuple[str, ...]:
     """Return what is legal but unwise: logged and shown, never raised."""
-    texts = []
-    bare = (
-        Trait.CONTRACTIVE in s.compression.traits and Trait.CONSERVING not in s.compression.traits
-    )
-    if bare and not s.compression.traits & (Trait.ELEMENTWISE | Trait.UNBIASED):
-        texts.append(
-            f"{s.compression} forgets what it does not send: "
-            f"error_feedback({s.compression}) converges better"
-        )
-    if Trait.MOMENTUM in s.compression.traits:
+    texts, traits = [], s.compression.traits
+    fine = Trait.CONSERVING | Trait.ELEMENTWISE | Trait.UNBIASED
+    if Trait.CONTRACTIVE in traits and not traits & fine:
+        better = f"error_feedback({s.compression}) converges better"
+        texts.append(f"{s.compression} forgets what it does not send: {better}")
+    if Trait.MOMENTUM in traits:
         texts.append(f"{s.compression} applies momentum itself: use SGD(momentum=0), not Adam")
     if s.synchrony.free:
         texts.append("asp does not bound staleness: lower the learning rate, or use ssp(3)")
     if s.coordination.outer is not None and s.synchrony.period == 1:
-        texts.append(
-            f"{s.coordination} with {s.synchrony}: a block has one step only; try local(8)"
-        )
+        pair = f"{s.coordination} with {s.synchrony}"
+        texts.append(f"{pair}: a block has one step only; try local(8)")
     if s.synchrony.period > 64:
         texts.append(f"{s.synchrony}: replicas diverge over so many steps; try local(16)")
     if not s.scheduling.overlaps and can_overlap(s):

@@ -106,9 +106,8 @@ def parse(text: str) -> Strategy:
         if axis == "partition" and axis in techniques:
             techniques[axis] = techniques[axis] * value
         elif axis in techniques:
-            raise UsageError(
-                f"two techniques for {axis}: {techniques[axis]!r} and {value!r}; keep one of them"
-            )
+            both = f"{techniques[axis]!r} and {value!r}"
+            raise UsageError(f"two techniques for {axis}: {both}; keep one of them")
         else:
             techniques[axis] = value
     return Strategy(**techniques)

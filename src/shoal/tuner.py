@@ -75,7 +75,7 @@ class Tuner:
         return state._replace(samples=tuple(rows))
 
     def tried(self, state: TunerState) -> bool:
-        """Whether every candidate has run all of its tries."""
+        """Return whether every candidate has run all of its tries."""
         rounds = self.tries * self.candidates if self.takes_turns else self.tries
         return state.trying and state.age >= rounds
 

@@ -82,7 +82,7 @@ topk_flow = topk(0.5).flow
 
 BROKEN: dict[str, Compressor] = {
     "mean_of_what_was_sent_is_the_mean": Compressor("silent", Trait.NONE, silent),
-    "what_i_said_outlives_the_wire": Compressor("aliased", Trait.NONE, aliased),
+    "own_message_survives_an_overwriting_wire": Compressor("aliased", Trait.NONE, aliased),
     "what_was_sent_can_be_subtracted": Compressor("shared", Trait.CONTRACTIVE, shared),
     "all_workers_end_with_the_same_bits": Compressor("adrift", Trait.NONE, adrift),
     "what_comes_out_looks_like_what_went_in": Compressor("flat", Trait.NONE, flattened),
@@ -92,7 +92,7 @@ BROKEN: dict[str, Compressor] = {
     "the_same_again_gives_the_same": compressor(
         lambda g, s, r: g * torch.rand((), generator=chance, dtype=torch.float64).to(g.dtype)
     ),
-    "what_was_given_is_left_alone": Compressor("greedy", Trait.NONE, greedy, count),
+    "inputs_are_not_changed": Compressor("greedy", Trait.NONE, greedy, count),
     "state_survives_saving": compressor(lambda g, s, r: g.clone(), init=lambda v: Opaque()),
     "all_workers_send_as_much": compressor(
         lambda g, s, r: g.clone() if g.sum() > 0 else g.double().to(torch.float64)
@@ -110,8 +110,8 @@ BROKEN: dict[str, Compressor] = {
     ),
     "sliceable_acts_on_any_piece": Compressor("whole", Trait.SLICEABLE, flattened),
     "tracks_comes_ever_closer": compressor(lambda g, s, r: g * 0.5, Trait.TRACKS),
-    "unscaled_says_only_the_direction": compressor(lambda g, s, r: g * 1.0, Trait.UNSCALED),
-    "momentum_is_its_own": compressor(lambda g, s, r: g * 1.0, Trait.MOMENTUM),
+    "unscaled_ignores_the_length": compressor(lambda g, s, r: g * 1.0, Trait.UNSCALED),
+    "momentum_outlasts_the_gradient": compressor(lambda g, s, r: g * 1.0, Trait.MOMENTUM),
 }
 
 

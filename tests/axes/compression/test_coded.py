@@ -155,7 +155,7 @@ def test_it_is_not_one_message_but_keeps_the_rest() -> None:
     assert terngrad().traits & ~Trait.ONE_SHOT == made.traits
     with pytest.raises(ConflictError, match="these are no codes"):
         coded(exact())
-    with pytest.raises(ConflictError, match="one message"):
+    with pytest.raises(ConflictError, match="single message"):
         parse("parameter_server, asp, coded(terngrad)")
     for bad in ((topk, "huffman"), (terngrad(), "morse")):
         with pytest.raises(BadArgument, match="elias, huffman"):

@@ -132,9 +132,9 @@ def test_gossip_takes_differences_where_it_takes_nothing_else_that_loses() -> No
     parse("gossip, local(4), by_size(64, exact, difference(topk(0.1)))")
     with pytest.raises(ConflictError, match="difference"):
         parse("gossip, topk(0.1)")
-    with pytest.raises(ConflictError, match="no copy of me"):
+    with pytest.raises(ConflictError, match="holds no public copy"):
         parse("gossip, asp, difference(topk(0.1))")
-    with pytest.raises(ConflictError, match="one message"):
+    with pytest.raises(ConflictError, match="single message"):
         parse("parameter_server, asp, difference(topk(0.1))")
 
 

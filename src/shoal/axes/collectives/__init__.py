@@ -15,35 +15,12 @@ from shoal.axes.collectives.ring import ring
 from shoal.axes.collectives.tree import tree
 
 MEMBERS = (
-    native,
-    linear,
-    ring,
-    tree,
-    double_tree,
-    butterfly,
-    halving_doubling,
-    hierarchical,
-    blueconnect,
+    native, linear, ring, tree, double_tree, butterfly, halving_doubling, hierarchical, blueconnect,
     fastest,
-)
+)  # fmt: skip
 
 __all__ = [
-    "MEMBERS",
-    "Collective",
-    "Copy",
-    "Cost",
-    "Network",
-    "Round",
-    "blueconnect",
-    "butterfly",
-    "double_tree",
-    "fastest",
-    "halving_doubling",
-    "hierarchical",
-    "linear",
-    "native",
-    "prove",
-    "ring",
-    "tree",
-    "walk",
-]
+    "MEMBERS", "Collective", "Copy", "Cost", "Network", "Round", "blueconnect", "butterfly",
+    "double_tree", "fastest", "halving_doubling", "hierarchical", "linear", "native", "prove",
+    "ring", "tree", "walk",
+]  # fmt: skip

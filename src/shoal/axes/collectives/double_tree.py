@@ -43,13 +43,10 @@ def double_tree(segments: int = SEGMENTS) -> Collective:
 
     Example: ``double_tree``.
     """
-    if not is_whole(segments, 1, 64):
-        raise BadArgument(
-            f"double_tree({segments})", "segments must be a whole number from 1 to 64"
-        )
     name = "double_tree" if segments == SEGMENTS else f"double_tree({segments})"
-    chunks = partial(_chunks, segments)
-    return Collective(name, rounds=partial(_rounds, segments), chunks=chunks)
+    if not is_whole(segments, 1, 64):
+        raise BadArgument(name, "segments must be a whole number from 1 to 64")
+    return Collective(name, partial(_rounds, segments), partial(_chunks, segments))
 
 
 class _Hop(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
+from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense, check_inner
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Dense, Flow, Mean
 from shoal.notation import is_whole
@@ -28,11 +28,7 @@ def after(steps: int, inner: Compressor) -> Compressor:
     """
     if not is_whole(steps, 1):
         raise BadArgument(f"after({steps}, {inner})", "steps must be a whole number >= 1")
-    if not isinstance(inner, Compressor):
-        raise BadArgument(
-            f"after({steps}, {inner})",
-            "it wraps a compressor, as in after(100, error_feedback(topk(0.01)))",
-        )
+    check_inner(f"after({steps}, {inner})", inner, "after(100, error_feedback(topk(0.01)))")
     lossless = Trait.LOSSLESS in inner.traits
 
     def flow(value: Value, state: Any, round: int) -> Flow:
@@ -47,7 +43,5 @@ def after(steps: int, inner: Compressor) -> Compressor:
         decode = add_dense if whole or inner.add is None else inner.add
         decode(parts, into, weight)
 
-    name = f"after({steps}, {inner.name})"
-    return Compressor(
-        name, inner.traits, flow, inner.init, add, gamma=inner.gamma, timed=inner.timed
-    )
+    name, gamma = f"after({steps}, {inner.name})", inner.gamma
+    return Compressor(name, inner.traits, flow, inner.init, add, gamma=gamma, timed=inner.timed)

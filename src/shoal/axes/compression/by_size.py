@@ -30,17 +30,15 @@ def by_size(threshold: int, small: Compressor, large: Compressor) -> Compressor:
     """
     check_nbytes("by_size", threshold)
     if not all(isinstance(member, Compressor) for member in (small, large)):
-        raise BadArgument(
-            f"by_size({nbytes_text(threshold)}, {small}, {large})",
-            "it takes two compressors, as in by_size(64KB, exact, topk(0.01))",
-        )
+        call = f"by_size({nbytes_text(threshold)}, {small}, {large})"
+        raise BadArgument(call, "it takes two compressors: by_size(64KB, exact, topk(0.01))")
     traits = small.traits.by_tensor(large.traits)
 
     def choice(tensor: Tensor) -> Compressor:
         return small if tensor.numel() * tensor.element_size() < threshold else large
 
     def needs_residual(member: Compressor) -> bool:
-        """Whether a residual of zeros stands for a member that loses nothing."""
+        """Return whether a residual of zeros stands for a member that loses nothing."""
         return Trait.CONSERVING in traits and Trait.CONSERVING not in member.traits
 
     def init(value: Value) -> Any:

@@ -83,10 +83,8 @@ def worth(raw: int, count: int) -> int:
 
 def _refuse(inner: Compressor, code: str) -> None:
     if not isinstance(inner, Compressor) or code not in CODES:
-        raise BadArgument(
-            f"coded({inner}, {code})",
-            f"it wraps a quantiser, with one of {', '.join(CODES)}: coded(qsgd(16), elias)",
-        )
+        why = f"it wraps a quantiser, with one of {', '.join(CODES)}: coded(qsgd(16), elias)"
+        raise BadArgument(f"coded({inner}, {code})", why)
     if Trait.SUMS in inner.traits:
         why = "it sends sums of numbers, and these are no codes"
         raise ConflictError([Conflict(f"coded x {inner.name}", why, inner.name)])

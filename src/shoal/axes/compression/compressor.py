@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from shoal.errors import BadArgument
 from shoal.flow import Add, Flow
 
 
@@ -116,6 +117,12 @@ class Compressor:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def check_inner(call: str, inner: object, example: str) -> None:
+    """Raise unless ``inner`` is a compressor."""
+    if not isinstance(inner, Compressor):
+        raise BadArgument(call, f"it wraps a compressor, for example {example}")
 
 
 def add_dense(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:

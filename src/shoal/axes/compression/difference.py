@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense
+from shoal.axes.compression.compressor import Compressor, Trait, Value, add_dense, check_inner
 from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Agreed, Ask, Dense, Flow, Gather, Mean, alone, drive, through
 from shoal.notation import is_number, typed
@@ -42,10 +42,7 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
     model is mixed before its own update, not after it. Of the neighbours' copies only the weighted
     sum is kept, as the authors' code does.
     """
-    if not isinstance(inner, Compressor):
-        raise BadArgument(
-            f"difference({inner})", "it wraps a compressor, for example difference(topk(0.1))"
-        )
+    check_inner(f"difference({inner})", inner, "difference(topk(0.1))")
     if gamma is not None and not (is_number(gamma) and 0 < gamma <= 1):
         raise BadArgument(f"difference({inner}, {gamma})", "gamma must be a number in (0, 1]")
     _refuse(inner)

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, check_inner
 from shoal.axes.compression.kit.residual import add_residual, zeros
-from shoal.errors import BadArgument, Conflict, ConflictError
+from shoal.errors import Conflict, ConflictError
 from shoal.flow import Agreed, Ask, Flow, Mean, through
 
 
@@ -27,11 +27,7 @@ def error_feedback(inner: Compressor) -> Compressor:
     Example: ``error_feedback(topk(0.25))``, ``error_feedback(powersgd(2))``,
     ``error_feedback(cast(bfloat16))``, ``error_feedback(random_k(0.25))``.
     """
-    if not isinstance(inner, Compressor):
-        raise BadArgument(
-            f"error_feedback({inner})",
-            "it wraps a compressor, for example error_feedback(topk(0.01))",
-        )
+    check_inner(f"error_feedback({inner})", inner, "error_feedback(topk(0.01))")
     inner = inner.contraction or inner
     _refuse(inner)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.residual import add_residual, zeros
 from shoal.axes.compression.kit.select import top_k
-from shoal.axes.compression.kit.sparse import add, check_ratio, flat, send, share
+from shoal.axes.compression.kit.sparse import add, check_ratio, send, share
 from shoal.flow import Agreed, Flow
 from shoal.notation import check_momentum, typed
 
@@ -48,7 +48,7 @@ def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
         row = v.view(-1)
         where = important(row, hits, share(ratio, row.numel()))
         mean, mine = yield from send(where, row[where], value.tensor)
-        agreed = flat(mean)[where].sign() == row[where].sign()
+        agreed = mean.reshape(-1)[where].sign() == row[where].sign()
         hits = hits.index_put((where,), torch.where(agreed, hits[where] + 1, 0).int())
         row.index_fill_(0, where, 0)
         u.view(-1).index_fill_(0, where, 0)

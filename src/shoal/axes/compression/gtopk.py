@@ -14,17 +14,9 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.axes.compression.kit import sparse
+from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.axes.compression.kit.select import top_k
-from shoal.axes.compression.kit.sparse import (
-    Parts,
-    add_at,
-    check_ratio,
-    message,
-    places,
-    share,
-    spread,
-)
 from shoal.flow import Agreed, Dense, Flow, Fold, Merge
 from shoal.notation import typed
 
@@ -41,38 +33,35 @@ def gtopk(ratio: float) -> Compressor:
     merged, which holds them; in the paper each worker looks up what became of its own entries. So
     nothing is lost, even if two workers sent the same entry, and no further message is needed.
     """
-    check_ratio("gtopk", ratio)
-
-    def init(value: Value) -> tuple[Tensor]:
-        return (zeros(value.tensor),)
+    sparse.check_ratio("gtopk", ratio)
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
         v = add_residual(value.tensor, state[0])
         numel = v.numel()
-        where, values = top_k(v.view(-1), share(ratio, numel))
-        result = yield Fold(message(where, values, numel), merging(numel))
-        mine = spread(where, values, value.tensor)
+        where, values = top_k(v.view(-1), sparse.share(ratio, numel))
+        result = yield Fold(sparse.message(where, values, numel), merging(numel))
+        mine = sparse.spread(where, values, value.tensor)
         for indices, amounts in result.dropped:  # this rank merged, so it keeps what was left out
-            add_at(indices, amounts, mine, -1.0)
+            sparse.add_at(indices, amounts, mine, -1.0)
         mean = torch.zeros_like(value.tensor)
-        add_at(places(result.parts, numel), result.parts[1], mean, 1 / result.workers)
+        sparse.add_at(sparse.places(result.parts, numel), result.parts[1], mean, 1 / result.workers)
         return Agreed(mean, Dense(mine), (v.sub_(mine),))
 
     traits = Trait.MERGES | Trait.CONSERVING | Trait.SLICEABLE
-    return Compressor(f"gtopk({typed(ratio)})", traits, flow, init)
+    return Compressor(f"gtopk({typed(ratio)})", traits, flow, one_residual)
 
 
 def merging(numel: int) -> Merge:
     """Return the function that merges two messages of k entries into the k largest of their sum."""
 
-    def merge(own: Parts, other: Parts) -> tuple[Parts, Parts]:
+    def merge(own: sparse.Parts, other: sparse.Parts) -> tuple[sparse.Parts, sparse.Parts]:
         k = own[1].numel()
-        both = torch.cat([places(own, numel), places(other, numel)])
+        both = torch.cat([sparse.places(own, numel), sparse.places(other, numel)])
         where, at = torch.unique(both, return_inverse=True)  # ascending
         total = own[1].new_zeros(where.numel())
         total.index_add_(0, at, torch.cat([own[1], other[1]]))
         stays = torch.zeros_like(where, dtype=torch.bool)
         stays[top_k(total, k)[0]] = True
-        return message(where[stays], total[stays], numel), (where[~stays], total[~stays])
+        return sparse.message(where[stays], total[stays], numel), (where[~stays], total[~stays])
 
     return merge

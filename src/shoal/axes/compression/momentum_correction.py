@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.compressor import Compressor, Trait, Value, check_inner
 from shoal.axes.compression.error_feedback import protect
 from shoal.axes.compression.kit.residual import zeros
-from shoal.errors import BadArgument, Conflict, ConflictError
+from shoal.errors import Conflict, ConflictError
 from shoal.flow import Agreed, Flow
 from shoal.notation import check_momentum, typed
 
@@ -31,11 +31,8 @@ def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
     Example: ``momentum_correction(error_feedback(topk(0.25)))``,
     ``momentum_correction(error_feedback(powersgd(2)), 0.5)``.
     """
-    if not isinstance(inner, Compressor):
-        raise BadArgument(
-            f"momentum_correction({inner})",
-            "it wraps a compressor, as in momentum_correction(error_feedback(topk(0.01)))",
-        )
+    example = "momentum_correction(error_feedback(topk(0.01)))"
+    check_inner(f"momentum_correction({inner})", inner, example)
     check_momentum("momentum_correction", momentum)
     _refuse(inner)
     conserving = Trait.CONSERVING in inner.traits  # the residual must stay the first item

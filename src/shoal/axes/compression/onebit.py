@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
 from shoal.axes.compression.kit.blocks import add_pieces, of_blocks, pieces, wide
-from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.flow import Agreed, Flow, Gather
 
 SHORTEST = 64  # numbers of a column: its two means take as many bits as the signs of 64 numbers
@@ -31,9 +31,6 @@ def onebit() -> Compressor:
     quantised again, because no worker sends it.
     """
 
-    def init(value: Value) -> tuple[Tensor]:
-        return (zeros(value.tensor),)
-
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
         v = add_residual(value.tensor, state[0])  # v = g + e
         ask = Gather(encode(v.view(-1), columns(v)), add, like=value.tensor)
@@ -42,7 +39,7 @@ def onebit() -> Compressor:
         return Agreed(mean, ask, (v,))
 
     traits = Trait.CONTRACTIVE | Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
-    return Compressor("onebit", traits, flow, init, add, width=1)
+    return Compressor("onebit", traits, flow, one_residual, add, width=1)
 
 
 def columns(tensor: Tensor) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.sparse import SparseSent, check_ratio, flat, share, spread
+from shoal.axes.compression.kit.sparse import SparseSent, check_ratio, share, spread
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Mean
 from shoal.notation import is_whole, typed
@@ -41,7 +41,7 @@ def random_k(ratio: float, seed: int = 0) -> Compressor:
     name = f"random_k({typed(ratio)}{f', seed={seed}' if seed else ''})"
 
     def flow(value: Value, state: None, round: int, *, scales: bool) -> Flow:
-        row = flat(value.tensor)  # (numel,)
+        row = value.tensor.reshape(-1)  # (numel,)
         key = f"{seed}/{round}/{value.name}"
         where = draw(share(ratio, row.numel()), row.numel(), key).to(row.device)  # (k,)
         values = row[where]

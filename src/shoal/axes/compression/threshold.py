@@ -13,18 +13,10 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
+from shoal.axes.compression.kit import sparse
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.axes.compression.kit.select import top_k
-from shoal.axes.compression.kit.sparse import (
-    Parts,
-    SparseSent,
-    add_at,
-    check_ratio,
-    decode,
-    encode,
-    share,
-)
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
 from shoal.notation import is_number, typed
@@ -47,26 +39,23 @@ def threshold(tau: float, ratio: float = 0.01) -> Compressor:
     """
     if not (is_number(tau) and 0 < tau < math.inf):
         raise BadArgument(f"threshold({tau})", "tau must be positive, for example threshold(0.001)")
-    check_ratio(f"threshold({typed(tau)}, ratio)", ratio)
+    sparse.check_ratio(f"threshold({typed(tau)}, ratio)", ratio)
 
-    def add(parts: Parts, into: Tensor, weight: float) -> None:
-        k = share(ratio, into.numel())
+    def add(parts: sparse.Parts, into: Tensor, weight: float) -> None:
+        k = sparse.share(ratio, into.numel())
         signs = unpack(parts[1], 2, k).to(into.dtype) - 1
-        add_at(decode(parts[0], k, into.numel()), signs * tau, into, weight)
-
-    def init(value: Value) -> tuple[Tensor]:
-        return (zeros(value.tensor),)
+        sparse.add_at(sparse.decode(parts[0], k, into.numel()), signs * tau, into, weight)
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
         v = add_residual(value.tensor, state[0])
-        where, sums = top_k(v.view(-1), share(ratio, v.numel()))
+        where, sums = top_k(v.view(-1), sparse.share(ratio, v.numel()))
         signs = torch.where(sums.abs() >= tau, sums.sign(), torch.zeros_like(sums))
         codes = pack((signs + 1).to(torch.uint8), 2)
-        mean = yield Gather((encode(where, v.numel()), codes), add, like=value.tensor)
+        mean = yield Gather((sparse.encode(where, v.numel()), codes), add, like=value.tensor)
         amounts = signs * tau
         v.view(-1).index_add_(0, where, amounts, alpha=-1)
-        return Agreed(mean, SparseSent(where, amounts, value.tensor), (v,))
+        return Agreed(mean, sparse.SparseSent(where, amounts, value.tensor), (v,))
 
     option = "" if ratio == 0.01 else f", {typed(ratio)}"
     traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
-    return Compressor(f"threshold({typed(tau)}{option})", traits, flow, init, add)
+    return Compressor(f"threshold({typed(tau)}{option})", traits, flow, one_residual, add)

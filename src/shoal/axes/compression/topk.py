@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.select import top_k
-from shoal.axes.compression.kit.sparse import add, check_ratio, flat, send, share
+from shoal.axes.compression.kit.sparse import add, check_ratio, send, share
 from shoal.flow import Agreed, Flow
 from shoal.notation import typed
 
@@ -27,7 +27,7 @@ def topk(ratio: float) -> Compressor:
     check_ratio("topk", ratio)
 
     def flow(value: Value, state: None, round: int) -> Flow:
-        row = flat(value.tensor)  # (numel,)
+        row = value.tensor.reshape(-1)  # (numel,)
         where, values = top_k(row, share(ratio, row.numel()))  # (k,), (k,)
         mean, mine = yield from send(where, values, value.tensor)
         return Agreed(mean, mine, state=None)

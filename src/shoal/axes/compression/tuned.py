@@ -135,7 +135,7 @@ class CompressorTuner(Tuner):
         return state if timing.took is None else self.observe(state, *timing.took)
 
     def weighs(self, state: TunerState) -> bool:
-        """Whether to measure the residual that this round leaves."""
+        """Return whether to measure the residual that this round leaves."""
         return state.age == self.tries - 1 if state.trying else self.looks(state)
 
     def weigh(self, state: TunerState, residual: float) -> TunerState:
@@ -145,7 +145,7 @@ class CompressorTuner(Tuner):
         return state._replace(residuals=tuple(row))
 
     def looks(self, state: TunerState) -> bool:
-        """Whether all workers compare their numbers behind this round."""
+        """Return whether all workers compare their numbers after this round."""
         return self.tried(state) if state.trying else (state.age + 1) % self.every == 0
 
     def judge(self, state: TunerState, costs: list[CandidateCost]) -> TunerState:
@@ -169,9 +169,8 @@ class CompressorTuner(Tuner):
     def pick(self, costs: list[CandidateCost], current: int) -> int:
         """Return the best candidate among those whose residual is allowed, or is the smallest."""
         bound = max(self.most, min(cost.residual for cost in costs))
-        return self.best(
-            {i: c.encode + c.exposed for i, c in enumerate(costs) if c.residual <= bound}, current
-        )
+        allowed = ((i, c) for i, c in enumerate(costs) if c.residual <= bound)
+        return self.best({i: c.encode + c.exposed for i, c in allowed}, current)
 
 
 def _numbers(state: TunerState) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
 from shoal.axes.compression.kit.blocks import add_pieces, pieces, wide
-from shoal.axes.compression.kit.residual import add_residual, zeros
+from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
 from shoal.notation import is_number, typed
@@ -36,9 +36,6 @@ def twobit(threshold: float) -> Compressor:
     if not (is_number(threshold) and 0 < threshold < math.inf):
         raise BadArgument(f"twobit({threshold})", "threshold must be > 0, for example twobit(0.01)")
 
-    def init(value: Value) -> tuple[Tensor]:
-        return (zeros(value.tensor),)
-
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
         v = add_residual(value.tensor, state[0])
         ask = Gather(encode(v.view(-1), threshold), add, like=value.tensor)
@@ -47,7 +44,7 @@ def twobit(threshold: float) -> Compressor:
         return Agreed(mean, ask, (v,))
 
     traits = Trait.CONSERVING | Trait.SLICEABLE | Trait.ONE_SHOT
-    return Compressor(f"twobit({typed(threshold)})", traits, flow, init, add, width=2)
+    return Compressor(f"twobit({typed(threshold)})", traits, flow, one_residual, add, width=2)
 
 
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:

@@ -9,12 +9,6 @@ from shoal.axes.coordination.parameter_server import parameter_server
 MEMBERS = (all_reduce, parameter_server, gossip, bmuf)
 
 __all__ = [
-    "MEMBERS",
-    "Coordination",
-    "Outer",
-    "all_reduce",
-    "bmuf",
-    "gossip",
-    "parameter_server",
+    "MEMBERS", "Coordination", "Outer", "all_reduce", "bmuf", "gossip", "parameter_server",
     "spectral_gap",
-]
+]  # fmt: skip

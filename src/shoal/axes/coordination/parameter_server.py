@@ -24,8 +24,7 @@ def parameter_server(servers: int = 1) -> Coordination:
     Args:
         servers: their number; parameters are distributed by size.
     """
+    name = f"parameter_server({servers})"
     if not is_whole(servers, 1, 64):
-        raise BadArgument(
-            f"parameter_server({servers})", "servers must be a whole number from 1 to 64"
-        )
-    return Coordination(f"parameter_server({servers})", "server", "gradient", complete, servers)
+        raise BadArgument(name, "servers must be a whole number from 1 to 64")
+    return Coordination(name, "server", "gradient", complete, servers)

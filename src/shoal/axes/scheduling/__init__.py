@@ -15,21 +15,6 @@ from shoal.axes.scheduling.wfbp import wfbp
 MEMBERS = (fifo, wfbp, fused, merged, priority, dear, tictac, magnitude, mlnet, adaptive)
 
 __all__ = [
-    "MEMBERS",
-    "Cost",
-    "Event",
-    "Layer",
-    "Schedule",
-    "Slice",
-    "Task",
-    "adaptive",
-    "dear",
-    "fifo",
-    "fused",
-    "magnitude",
-    "merged",
-    "mlnet",
-    "priority",
-    "tictac",
-    "wfbp",
-]
+    "MEMBERS", "Cost", "Event", "Layer", "Schedule", "Slice", "Task", "adaptive", "dear", "fifo",
+    "fused", "magnitude", "merged", "mlnet", "priority", "tictac", "wfbp",
+]  # fmt: skip

@@ -37,9 +37,8 @@ def magnitude(size: int = SIZE, every: int = EVERY) -> Schedule:
         raise BadArgument(f"magnitude({size}, {every})", "every must be a number of steps from 1")
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
-        tasks = by_need(
-            layers, cost, slices(layers, size), urgency=lambda index: -layers[index].change
-        )
+        pieces = slices(layers, size)
+        tasks = by_need(layers, cost, pieces, urgency=lambda index: -layers[index].change)
         return tuple(task._replace(due=Event("update")) for task in tasks)
 
     typed = [nbytes_text(size)] if (size, every) != (SIZE, EVERY) else []

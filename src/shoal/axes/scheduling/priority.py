@@ -46,9 +46,8 @@ def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
         options.append(f"credit={nbytes_text(credit) if isinstance(credit, int) else credit}")
         check_nbytes("priority", credit)
         if credit < size:
-            raise BadArgument(
-                f"priority({', '.join(options)})", "the credit must be at least one slice"
-            )
+            call = f"priority({', '.join(options)})"
+            raise BadArgument(call, "the credit must be at least one slice")
     window = credit // size
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
@@ -85,13 +84,8 @@ def by_need(
         window: messages in transfer at once, transferred one after the other.
     """
     pending = deque(messages)
-    ready = dict(
-        zip(
-            reversed(range(len(layers))),
-            accumulate(x.backward for x in reversed(layers)),
-            strict=True,
-        )
-    )
+    ends = accumulate(layer.backward for layer in reversed(layers))
+    ready = dict(zip(reversed(range(len(layers))), ends, strict=True))  # layer -> seconds
     waiting: list[tuple[float, int, tuple[Slice, ...]]] = []
     now = free = 0.0
     arrivals: deque[float] = deque()  # of messages in transfer

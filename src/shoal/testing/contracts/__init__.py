@@ -9,12 +9,6 @@ A law that does not hold raises ``AssertionError``, which names the member, the 
 ``laws_of(value)`` gives the laws one by one, to be listed in ``pytest.mark.parametrize``.
 """
 
-from shoal.testing.contracts.member import (
-    check,
-    check_member,
-    laws_of,
-    make,
-    samples,
-)
+from shoal.testing.contracts.member import check, check_member, laws_of, make, samples
 
 __all__ = ["check", "check_member", "laws_of", "make", "samples"]

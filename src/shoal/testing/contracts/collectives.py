@@ -35,9 +35,8 @@ def a_world_that_is_refused_gets_no_rounds(collective: Collective) -> None:
                 rounds = list(collective.rounds(world))
             except UsageError:
                 continue
-            raise AssertionError(
-                f"{collective}: refuses {world} ranks, and has {len(rounds)} rounds"
-            )
+            count = len(rounds)
+            raise AssertionError(f"{collective}: refuses {world} ranks, and has {count} rounds")
 
 
 def it_chooses_among_routes_that_serve(collective: Collective) -> None:
@@ -63,8 +62,7 @@ def all_ranks_hold_the_same_bits(collective: Collective) -> None:
     """On numbers, every rank ends with the sum, and with the same rounding of it."""
     for world in served(collective):
         chance = torch.Generator().manual_seed(world)
-        chunks = collective.chunks(world)
-        values = torch.randn(world, chunks, generator=chance)
+        values = torch.randn(world, collective.chunks(world), generator=chance)
         total = values.sum(0)
         values = _run(collective, world, values)
         require(close(values[0], total, 1e-5), f"{collective}, {world} ranks: not the sum")
@@ -75,10 +73,9 @@ def rounds_are_the_same_each_time(collective: Collective) -> None:
     """Every rank computes the route itself, so the result must be the same."""
     for world in served(collective):
         require(collective.chunks(world) >= 1, f"{collective}, {world} ranks: no chunk")
-        rounds = collective.rounds
-        if rounds is not None:
-            same = list(rounds(world)) == list(rounds(world))
-            require(same, f"{collective}, {world} ranks: another route when computed twice")
+        if collective.rounds is not None:
+            one, two = (list(collective.rounds(world)) for _ in range(2))
+            require(one == two, f"{collective}, {world} ranks: another route when computed twice")
 
 
 def _run(collective: Collective, world: int, values: torch.Tensor) -> torch.Tensor:

@@ -31,19 +31,17 @@ def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
             require(close(one.ends[0].mean, sent, one.tolerance), label)
 
 
-def what_i_said_outlives_the_wire(compressor: Compressor) -> None:
+def own_message_survives_an_overwriting_wire(compressor: Compressor) -> None:
     """A wire may overwrite the tensor of an ask; ``mine`` and the state must not change with it."""
     if Trait.LOSSLESS in compressor.traits:
         return  # all was sent, so no copy need be kept
     for case in CASES:
-        calm, rude = (
-            exchange(compressor, case.gradients(), overwrites=overwrites).ends
-            for overwrites in (False, True)
-        )
-        equal = same(
-            [(e.mine.dense(), e.state) for e in calm], [(e.mine.dense(), e.state) for e in rude]
-        )
-        require(equal, f"{compressor}, {case}: loses its own message to a wire that overwrites")
+        results = []
+        for overwrites in (False, True):
+            ends = exchange(compressor, case.gradients(), overwrites=overwrites).ends
+            results.append([(end.mine.dense(), end.state) for end in ends])
+        label = f"{compressor}, {case}: loses its own message to a wire that overwrites"
+        require(same(*results), label)
 
 
 def what_was_sent_can_be_subtracted(compressor: Compressor) -> None:
@@ -97,10 +95,8 @@ def strides_do_not_matter(compressor: Compressor) -> None:
         plain = Case(shape, torch.float64, 2).gradients()
         strided = [g.transpose(0, -1).contiguous().transpose(0, -1) for g in plain]
         one, two = (exchange(compressor, inputs).ends[0] for inputs in (plain, strided))
-        equal = close(one.mean, two.mean, 1e-12) and close(
-            one.mine.dense(), two.mine.dense(), 1e-12
-        )
-        require(equal, f"{compressor}, {shape}: strides change the numbers")
+        for a, b in ((one.mean, two.mean), (one.mine.dense(), two.mine.dense())):
+            require(close(a, b, 1e-12), f"{compressor}, {shape}: strides change the numbers")
 
 
 def the_same_again_gives_the_same(compressor: Compressor) -> None:
@@ -109,12 +105,11 @@ def the_same_again_gives_the_same(compressor: Compressor) -> None:
         one, two = ([r.ends for _, r in rounds(compressor, case)] for _ in range(2))
         require(same(one, two), f"{compressor}, {case}: differs when run twice")
         *_, (_, last) = rounds(compressor, case, copies=False)
-        require(
-            same(one[-1], last.ends), f"{compressor}, {case}: differs where states are handed on"
-        )
+        equal = same(one[-1], last.ends)
+        require(equal, f"{compressor}, {case}: differs where states are passed on")
 
 
-def what_was_given_is_left_alone(compressor: Compressor) -> None:
+def inputs_are_not_changed(compressor: Compressor) -> None:
     """Neither the gradient nor the state is changed; only a wire may overwrite an ask's tensor."""
     for case in CASES:
         gradients = case.gradients()
@@ -123,7 +118,7 @@ def what_was_given_is_left_alone(compressor: Compressor) -> None:
         exchange(compressor, gradients, states=states, round=1)
         require(same(before[0], gradients), f"{compressor}, {case}: changes the gradient")
         exchange(compressor, gradients, states=states, round=1, overwrites=True)
-        require(same(before[1], states), f"{compressor}, {case}: changes the state given")
+        require(same(before[1], states), f"{compressor}, {case}: changes the state")
 
 
 def state_survives_saving(compressor: Compressor) -> None:
@@ -134,14 +129,9 @@ def state_survives_saving(compressor: Compressor) -> None:
         torch.save(states, file)
         file.seek(0)
         loaded = torch.load(file, weights_only=True)
-        again = case.gradients(1)
-        direct, restored = (
-            exchange(compressor, again, states=s, round=1) for s in (states, loaded)
-        )
-        require(
-            same(direct.ends, restored.ends),
-            f"{compressor}, {case}: differs after saving and loading",
-        )
+        direct = exchange(compressor, case.gradients(1), states=states, round=1).ends
+        restored = exchange(compressor, case.gradients(1), states=loaded, round=1).ends
+        require(same(direct, restored), f"{compressor}, {case}: differs after saving and loading")
 
 
 def all_workers_send_as_much(compressor: Compressor) -> None:
@@ -168,12 +158,8 @@ def unbiased_is_right_on_average(compressor: Compressor) -> None:
     """UNBIASED: over many rounds, the mean of what was sent is the value."""
     if Trait.UNBIASED in compressor.traits:
         gradient = Case((5, 6), torch.float64, 1).gradients()
-        draws = torch.stack(
-            [
-                exchange(compressor, gradient, round=r).ends[0].mine.dense().clone()
-                for r in range(DRAWS)
-            ]
-        )
+        ends = (exchange(compressor, gradient, round=r).ends[0] for r in range(DRAWS))
+        draws = torch.stack([end.mine.dense().clone() for end in ends])
         doubt = SIGMAS * draws.std(0) / math.sqrt(DRAWS) + 1e-12
         off = (draws.mean(0) - gradient[0]).abs()
         require(bool((off <= doubt).all()), f"{compressor}: biased by up to {float(off.max()):.3g}")
@@ -227,12 +213,8 @@ def one_shot_is_decoded_by_add(compressor: Compressor) -> None:
 
 def sums_asks_for_means_only(compressor: Compressor) -> None:
     """SUMS: any all-reduce can carry it. A compressor that gathers must not claim it."""
-    kinds = {
-        type(ask)
-        for case in CASES
-        for asks in exchange(compressor, case.gradients()).asks
-        for ask in asks
-    }
+    asks = (a for case in CASES for a in exchange(compressor, case.gradients()).asks)
+    kinds = {type(ask) for own in asks for ask in own}
     if Trait.SUMS in compressor.traits:
         require(kinds <= {Mean}, f"{compressor}: SUMS, but asks {kinds}")
     require(kinds <= {Mean, Gather, Fold}, f"{compressor}: asks {kinds}")
@@ -251,9 +233,8 @@ def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
         pieces = [exchange(compressor, [g[c].clone() for g in gradients]).ends[0] for c in cuts]
         label = f"{compressor}: a bucket differs from its tensors"
         if Trait.LOSSLESS not in compressor.traits:
-            require(
-                torch.equal(whole.mine.dense(), torch.cat([p.mine.dense() for p in pieces])), label
-            )
+            sent = torch.cat([piece.mine.dense() for piece in pieces])
+            require(torch.equal(whole.mine.dense(), sent), label)
         require(close(whole.mean, torch.cat([p.mean for p in pieces]), bucket.tolerance), label)
         require(whole.state is None, f"{compressor}: a bucket remembers")
 
@@ -286,19 +267,17 @@ def tracks_comes_ever_closer(compressor: Compressor) -> None:
     require(right and mean, f"{compressor}: does not converge to the value")
 
 
-def unscaled_says_only_the_direction(compressor: Compressor) -> None:
+def unscaled_ignores_the_length(compressor: Compressor) -> None:
     """UNSCALED: a gradient a thousand times as long has the same result."""
     if Trait.UNSCALED in compressor.traits:
         for case in CASES:
             long = [g * 1000 for g in case.gradients()]
             one, two = (exchange(compressor, inputs).ends[0] for inputs in (case.gradients(), long))
-            require(
-                torch.equal(one.mean, two.mean),
-                f"{compressor}, {case}: the result depends on the length",
-            )
+            equal = torch.equal(one.mean, two.mean)
+            require(equal, f"{compressor}, {case}: the result depends on the length")
 
 
-def momentum_is_its_own(compressor: Compressor) -> None:
+def momentum_outlasts_the_gradient(compressor: Compressor) -> None:
     """MOMENTUM: a gradient is still sent in rounds after the gradient has become zero."""
     if Trait.MOMENTUM not in compressor.traits:
         return
@@ -309,25 +288,12 @@ def momentum_is_its_own(compressor: Compressor) -> None:
 
 
 LAWS = (
-    mean_of_what_was_sent_is_the_mean,
-    what_i_said_outlives_the_wire,
-    what_was_sent_can_be_subtracted,
-    all_workers_end_with_the_same_bits,
-    what_comes_out_looks_like_what_went_in,
-    strides_do_not_matter,
-    the_same_again_gives_the_same,
-    what_was_given_is_left_alone,
-    state_survives_saving,
-    all_workers_send_as_much,
-    lossless_is_the_exact_mean,
-    unbiased_is_right_on_average,
-    contractive_loses_less_than_there_was,
-    conserving_loses_nothing_over_time,
-    one_shot_is_decoded_by_add,
-    sums_asks_for_means_only,
-    elementwise_takes_a_bucket_as_one,
-    sliceable_acts_on_any_piece,
-    tracks_comes_ever_closer,
-    unscaled_says_only_the_direction,
-    momentum_is_its_own,
-)
+    mean_of_what_was_sent_is_the_mean, own_message_survives_an_overwriting_wire,
+    what_was_sent_can_be_subtracted, all_workers_end_with_the_same_bits,
+    what_comes_out_looks_like_what_went_in, strides_do_not_matter, the_same_again_gives_the_same,
+    inputs_are_not_changed, state_survives_saving, all_workers_send_as_much,
+    lossless_is_the_exact_mean, unbiased_is_right_on_average, contractive_loses_less_than_there_was,
+    conserving_loses_nothing_over_time, one_shot_is_decoded_by_add, sums_asks_for_means_only,
+    elementwise_takes_a_bucket_as_one, sliceable_acts_on_any_piece, tracks_comes_ever_closer,
+    unscaled_ignores_the_length, momentum_outlasts_the_gradient,
+)  # fmt: skip

@@ -17,9 +17,8 @@ def rows_and_columns_of_w_sum_to_one(coordination: Coordination) -> None:
     """W is doubly stochastic: every worker has the same weight."""
     for label, w in _matrices(coordination):
         n = len(w)
-        require(
-            w.shape == (n, n) and w.dtype == torch.float64, f"{label}: W is not {n} x {n} float64"
-        )
+        right = w.shape == (n, n) and w.dtype == torch.float64
+        require(right, f"{label}: W is not {n} x {n} float64")
         require(bool((w >= 0).all()), f"{label}: W has negative entries")
         ones = torch.ones(n, dtype=torch.float64)
         require(close(w.sum(1), ones, EXACT), f"{label}: rows of W do not sum to one")
@@ -40,19 +39,16 @@ def rounds_bring_all_workers_together(coordination: Coordination) -> None:
         w = torch.eye(n, dtype=torch.float64)
         for round in range(n):
             w = coordination.mixing(n, round) @ w
-        require(
-            spectral_gap(w) > 1e-9,
-            f"{coordination}, {n} workers: some workers never receive from others",
-        )
+        label = f"{coordination}, {n} workers"
+        require(spectral_gap(w) > 1e-9, f"{label}: some workers never receive from others")
 
 
 def w_is_the_same_on_every_worker(coordination: Coordination) -> None:
     """W is a function of workers and round, and of nothing else."""
     for label, w in _matrices(coordination):
         n, round = len(w), int(label.rpartition(" ")[2])
-        require(
-            torch.equal(w, coordination.mixing(n, round)), f"{label}: W differs when computed twice"
-        )
+        again = coordination.mixing(n, round)
+        require(torch.equal(w, again), f"{label}: W differs when computed twice")
 
 
 def neighbours_are_mutual(coordination: Coordination) -> None:

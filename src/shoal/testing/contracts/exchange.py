@@ -84,16 +84,13 @@ def exchange(
 ) -> RecordedRound:
     """Run one round; with ``overwrites`` the wire overwrites asks, and flows the gradients."""
     before = starts(compressor, gradients) if states is None else states
+    values = [Value(g, "weight", out=g if overwrites else None) for g in gradients]
     asks: list[list[Ask]] = [[] for _ in gradients]
     flows = [
-        _watched(compressor.flow(_value(g, overwrites), state, round), seen, overwrites)
-        for g, state, seen in zip(gradients, before, asks, strict=True)
+        _watched(compressor.flow(value, state, round), seen, overwrites)
+        for value, state, seen in zip(values, before, asks, strict=True)
     ]
     return RecordedRound(lockstep(flows), asks)
-
-
-def _value(gradient: Tensor, overwrites: bool) -> Value:
-    return Value(gradient, "weight", out=gradient if overwrites else None)
 
 
 def rounds(

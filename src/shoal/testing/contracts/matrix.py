@@ -47,9 +47,8 @@ def legal(product: Mapping[str, Any]) -> Strategy | None:
         return Strategy(**product)
     except ConflictError as error:
         if any(not (c.what and c.why and c.instead) for c in error.conflicts):
-            raise AssertionError(
-                f"{product}: a conflict without a reason or an alternative"
-            ) from error
+            why = f"{product}: a conflict without a reason or an alternative"
+            raise AssertionError(why) from error
         return None
 
 
@@ -66,13 +65,13 @@ def facts(technique: Any) -> Hashable:
 
 def kinds(techniques: ByAxis) -> list[list[list[Any]]]:
     """Return the techniques of each axis, grouped by equal facts."""
-    made = []
+    groups = []
     for values in techniques.values():
         alike: dict[Hashable, list[Any]] = {}
         for value in values:
             alike.setdefault(facts(value), []).append(value)
-        made.append(list(alike.values()))
-    return made
+        groups.append(list(alike.values()))
+    return groups
 
 
 def legal_products(techniques: ByAxis) -> list[tuple[Any, ...]]:
@@ -108,7 +107,8 @@ def cover(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
     Greedy: the row with the most new combinations comes next. This number only ever shrinks, so a
     heap of old numbers finds the best row without counting all of them again.
     """
-    offers = [_combinations(row, strength) for row in rows]
+    offers: list[set[Hashable]]
+    offers = [set(itertools.combinations(enumerate(row), strength)) for row in rows]
     heap = [(-len(offer), index) for index, offer in enumerate(offers)]
     heapq.heapify(heap)
     seen: set[Hashable] = set()
@@ -122,7 +122,3 @@ def cover(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
         elif new:
             heapq.heappush(heap, (-new, index))
     return sorted(chosen)
-
-
-def _combinations(row: Sequence[Hashable], strength: int) -> set[Hashable]:
-    return set(itertools.combinations(enumerate(row), strength))

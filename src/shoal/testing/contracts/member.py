@@ -80,14 +80,12 @@ def check_member(function: Technique) -> None:
     module = inspect.getdoc(inspect.getmodule(function)) or ""
     require("References:" in module, f"{name}: its module's docstring names no References:")
     for text in samples(function):
-        require(
-            re.match(rf"{name}\b", text) is not None,
-            f"{name}: {text} is a sample of another technique",
-        )
-        made = make(text, function)
-        again = make(repr(made), function)
-        require(made == again, f"{name}: {text} prints as {made!r}, which parses as {again!r}")
-        check(made)
+        own = re.match(rf"{name}\b", text) is not None
+        require(own, f"{name}: {text} is a sample of another technique")
+        value = make(text, function)
+        again = make(repr(value), function)
+        require(value == again, f"{name}: {text} prints as {value!r}, which parses as {again!r}")
+        check(value)
 
 
 def it_is_a_frozen_value(value: Any) -> None:

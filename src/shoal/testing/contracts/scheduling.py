@@ -15,7 +15,7 @@ def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
     """Check every law for one list of layers."""
     tasks = schedule.plan(layers, cost)
     label = f"{schedule} of {[layer.nbytes for layer in layers]} bytes:"
-    require(tasks == schedule.plan(layers, cost), f"{label} another order when asked twice")
+    require(tasks == schedule.plan(layers, cost), f"{label} another order when planned twice")
     for phase in ("scatter", "gather") if schedule.scatters else ("reduce",):
         _every_byte_goes_once([t for t in tasks if t.phase == phase], layers, f"{label} {phase}:")
     _what_is_gathered_was_scattered(tasks, label)
@@ -102,7 +102,7 @@ def _is_one_range(task: Task, layers: Sequence[Layer], label: str) -> None:
     require(order == downwards, label, order, "are not neighbours in backward order")
 
 
-def uncut_unless_it_says_so(schedule: Schedule) -> None:
+def uncut_unless_slices_is_set(schedule: Schedule) -> None:
     """Only a schedule that slices may cut a tensor."""
     layers = [Layer(f"l{i}", 2**21 + 16 * i, 1e-3, 2e-3) for i in range(2)]
     for task in schedule.plan(layers, cost):
@@ -111,4 +111,4 @@ def uncut_unless_it_says_so(schedule: Schedule) -> None:
             require(schedule.slices or whole, schedule, "cuts", piece, "but claims not to")
 
 
-LAWS = (plans_of_few_layers, plans_of_many_layers, uncut_unless_it_says_so)
+LAWS = (plans_of_few_layers, plans_of_many_layers, uncut_unless_slices_is_set)

@@ -23,8 +23,8 @@ def waiting_and_freedom_are_the_ends_of_staleness(synchrony: Synchrony) -> None:
     require(synchrony.free == math.isinf(synchrony.staleness), f"{synchrony}: free")
 
 
-def nobody_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
-    """A step starts at most ``staleness`` clocks ahead of the slowest; some worker may always."""
+def no_worker_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
+    """A step starts at most ``staleness`` clocks ahead of the slowest; one may always start."""
     chance = random.Random(0)
     for workers in (1, 2, 5):
         clocks = Clocks(range(workers), synchrony.staleness)
@@ -40,5 +40,5 @@ def nobody_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
 LAWS = (
     its_numbers_make_sense,
     waiting_and_freedom_are_the_ends_of_staleness,
-    nobody_starts_further_ahead_than_the_bound,
+    no_worker_starts_further_ahead_than_the_bound,
 )

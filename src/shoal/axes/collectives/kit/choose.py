@@ -22,15 +22,7 @@ from shoal.axes.collectives.tree import tree
 from shoal.errors import BadArgument
 from shoal.notation import UNITS
 
-ROUTES = (
-    butterfly(),
-    halving_doubling(),
-    ring(),
-    double_tree(),
-    double_tree(16),
-    tree(),
-    linear(),
-)
+ROUTES = (butterfly(), halving_doubling(), ring(), double_tree(), double_tree(16), tree(), linear())
 
 MARGIN = 0.8  # of the seconds of torch's own, which were measured; a price is less certain
 HOPELESS = 3.0  # times the seconds of torch's own, for the bytes alone
@@ -97,9 +89,8 @@ class Winners:
         if ranks == 1 or ranks in self.by_size:
             return ""
         known = ", ".join(map(str, sorted(self.by_size)))
-        return (
-            f"{self.path} has measured {known} ranks, not {ranks}; plain fastest measures by itself"
-        )
+        why = f"{self.path} has measured {known} ranks, not {ranks}"
+        return f"{why}; plain fastest measures by itself"
 
 
 def winners(path: str) -> Winners:

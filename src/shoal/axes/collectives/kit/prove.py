@@ -60,9 +60,8 @@ def _check(copies: Round, *, world: int, chunks: int, where: str) -> None:
             raise BadArgument(where, f"{copy} goes from rank {source} to itself")
         other = into.setdefault((target, chunk), copy)
         if other is not copy and not (add and other.add):
-            raise BadArgument(
-                where, f"{other} and {copy} write rank {target} chunk {chunk} at the same time"
-            )
+            why = f"{other} and {copy} write rank {target} chunk {chunk} at the same time"
+            raise BadArgument(where, why)
 
 
 def _wrong(parts: Counter[int], world: int) -> str:

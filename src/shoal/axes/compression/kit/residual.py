@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from shoal.axes.compression.compressor import Value
+
 _previous = WeakTensorKeyDictionary()
 """A residual -> the residual of the round before it, whose memory the next round overwrites."""
+
+
+def one_residual(value: Value) -> tuple[Tensor]:
+    """Return the state before the first round of a compressor that keeps one residual."""
+    return (zeros(value.tensor),)
 
 
 def zeros(tensor: Tensor) -> Tensor:

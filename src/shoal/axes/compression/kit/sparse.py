@@ -40,11 +40,6 @@ def share(ratio: float, numel: int) -> int:
     return min(numel, max(1, int(ratio * numel)))
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """Return all entries in one row, as a view where possible."""
-    return tensor.reshape(-1)
-
-
 class SparseSent(NamedTuple):
     """What was sent: ``values`` at the indices ``where``, zero elsewhere, shaped like ``like``."""
 
@@ -87,7 +82,7 @@ def add(parts: Parts, into: Tensor, weight: float) -> None:
 
 def add_at(where: Tensor, values: Tensor, into: Tensor, weight: float = 1.0) -> None:
     """Add values at these flat indices, whatever the strides of ``into``."""
-    row = flat(into)
+    row = into.reshape(-1)  # a view where possible
     row.index_add_(0, where, values.to(into.dtype), alpha=weight)
     if row.data_ptr() != into.data_ptr():
         into.copy_(row.view_as(into))

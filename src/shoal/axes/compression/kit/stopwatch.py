@@ -1,6 +1,6 @@
 """Measure what the rounds of a bucket take, for the flows of its next round.
 
-A flow is a function of value, state and round, so it must not read a clock. Whoever runs it
+A flow is a function of value, state and round, so it must not read a clock. The caller
 measures, and passes the seconds along with the value (``Value.timing``).
 """
 

@@ -18,12 +18,9 @@ UPDATE = Event("update")
 
 
 def seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> float:
-    """From the start of backward to the end of the next forward.
+    """Return the seconds from the start of backward to the end of the next forward.
 
-    Args:
-        tasks: of a plan that can be carried out.
-        layers: in the order of forward, with their seconds.
-        cost: seconds that an all-reduce of so many bytes takes; scattering or gathering, half.
+    ``cost`` is that of an all-reduce; a reduce-scatter or an all-gather takes half of it.
     """
     now, done = 0.0, dict[Event, float]()
     arrived: list[float] = []
@@ -42,7 +39,7 @@ def seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> float
 
 
 def _moments(layers: Sequence[Layer]) -> Iterator[tuple[Event, float]]:
-    """All that is computed in a step, in order, with its seconds."""
+    """Yield what a step computes, in order, with its seconds."""
     for index in reversed(range(len(layers))):
         yield Event("backward", index), layers[index].backward
     yield UPDATE, 0.0
@@ -51,5 +48,5 @@ def _moments(layers: Sequence[Layer]) -> Iterator[tuple[Event, float]]:
 
 
 def _moment(event: Event) -> Event:
-    """There is one update, whatever layer it is said of."""
+    """Return the event; every update is the same one, whatever layer it names."""
     return UPDATE if event.kind == "update" else event
