@@ -59,11 +59,9 @@ class Hello(NamedTuple):
 
 
 class Channel:
-    """Sends and receives messages over one socket; any thread may send, one may receive.
+    """Sends and receives messages over a TCP socket; any thread may send, one may receive.
 
-    Args:
-        connection: a connected TCP socket.
-        peer: name of the other side in error messages.
+    ``peer`` is the name of the other side in error messages.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -123,10 +121,9 @@ class Channel:
 
     def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
         kind = DTYPES.get(dtype)
-        sound = kind is not None and all(isinstance(n, int) and 0 <= n < 2**40 for n in shape)
-        if kind is None or not sound:
+        if kind is None or not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape):
             raise PeerLost(f"{self.peer} sent a tensor of {dtype} {shape}: refused")
-        nbytes = math.prod(shape) * torch.empty((), dtype=kind).element_size()
+        nbytes = math.prod(shape) * kind.itemsize
         if nbytes > MAX_TENSOR_BYTES:
             raise PeerLost(f"{self.peer} sent a tensor of {nbytes} bytes: refused")
         if nbytes == 0:
@@ -183,11 +180,7 @@ def listen(local: bool) -> socket.socket:
 
 
 def accept_loop(
-    listener: socket.socket,
-    handle: Callable[[Channel, int], None],
-    *,
-    token: str,
-    generation: int,
+    listener: socket.socket, handle: Callable[[Channel, int], None], *, token: str, generation: int
 ) -> None:
     """Accept connections until the listener closes; each is authenticated and handled in a thread.
 
@@ -195,16 +188,14 @@ def accept_loop(
     """
 
     def authenticate_and_handle(connection: socket.socket, host: str) -> None:
-        client = authenticate(connection, host, token=token, generation=generation)
-        if client is not None:
+        if client := authenticate(connection, host, token=token, generation=generation):
             handle(*client)
 
     with suppress(OSError):  # raised when the listener closes
         while True:
             connection, (host, *_) = listener.accept()
-            threading.Thread(
-                target=authenticate_and_handle, args=(connection, str(host)), daemon=True
-            ).start()
+            client = connection, str(host)
+            threading.Thread(target=authenticate_and_handle, args=client, daemon=True).start()
 
 
 def authenticate(
@@ -212,18 +203,15 @@ def authenticate(
 ) -> tuple[Channel, int] | None:
     """Return the client's channel and worker number; close it and return None if it is refused."""
     channel = Channel(connection, f"client {host}")
-    try:
+    with suppress(FaultError):
         hello = channel.receive_hello(HELLO_SECONDS)
-    except FaultError:
-        channel.close()
-        return None
-    same_token = hmac.compare_digest(hello.token.encode(errors="replace"), token.encode())
-    if not same_token or hello.generation != generation:
-        channel.close()
-        return None
-    connection.settimeout(None)
-    channel.peer = f"rank {hello.worker}"
-    return channel, hello.worker
+        same_token = hmac.compare_digest(hello.token.encode(errors="replace"), token.encode())
+        if same_token and hello.generation == generation:
+            connection.settimeout(None)
+            channel.peer = f"rank {hello.worker}"
+            return channel, hello.worker
+    channel.close()
+    return None
 
 
 def close_listener(listener: socket.socket) -> None:

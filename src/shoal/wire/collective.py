@@ -35,8 +35,7 @@ class CollectiveWire:
 
     Args:
         group: the workers taking part; None for all ranks.
-        weighted: contributions are scaled already by weights that sum to one, so that the mean is
-            the sum.
+        weighted: the messages are scaled already by weights that sum to one, so the mean is a sum.
         route: used for sums instead of the backend's all-reduce.
         halves: answers ``Scatter`` and ``Spread``, the two halves of an all-reduce.
     """
@@ -49,12 +48,8 @@ class CollectiveWire:
         route: Route | None = None,
         halves: Halves | None = None,
     ) -> None:
-        self.group = group
-        self.size = dist.get_world_size(group)
-        self.weighted = weighted
-        self.route = route
-        self.halves = halves
-        self.blocks = route is not None
+        self.group, self.size, self.weighted = group, dist.get_world_size(group), weighted
+        self.route, self.halves, self.blocks = route, halves, route is not None
 
     def ask(self, ask: Ask) -> Pending:
         """Issue one ask, or several as one message."""
@@ -80,9 +75,7 @@ class CollectiveWire:
         """Do nothing: the process group outlives the wire."""
 
     def _mean(self, tensor: Tensor) -> Pending:
-        flat = tensor.detach()
-        if not flat.is_contiguous():
-            flat = flat.contiguous()
+        flat = tensor.detach().contiguous()  # the same memory if it is contiguous already
         if flat.numel() == 0:
             return Ready(tensor)
         if self.route is not None:
@@ -98,11 +91,8 @@ class CollectiveWire:
         packed = pack_all(ask.parts for ask in asks)
         buffers = packed.new_empty(self.size, packed.numel())
         work = gather_flat(buffers.view(-1), packed, group=self.group, async_op=True)
-        weight = 1.0 if self.weighted else 1 / self.size
-        return PendingWork(
-            (work,) if work else (),
-            lambda: mean_of_messages(asks, ((buffer, weight) for buffer in buffers)),
-        )
+        weight, works = 1.0 if self.weighted else 1 / self.size, (work,) if work else ()
+        return PendingWork(works, lambda: mean_of_messages(asks, ((b, weight) for b in buffers)))
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """Average sparse tensors, of which each rank may have other rows.

@@ -19,19 +19,13 @@ from shoal.wire.wire import Pending, PendingAll, PendingWork, Ready, mean_of_mes
 
 
 class NeighbourWire:
-    """Answers asks with sends to and receives from the neighbours.
-
-    Args:
-        group: the workers in the graph.
-        row: this worker's row of W: the weight of each worker in the answer.
-    """
+    """Answers asks by messages to and from the neighbours; ``row`` is this worker's row of W."""
 
     blocks = False
 
     def __init__(self, group: dist.ProcessGroup | None, row: Tensor) -> None:
         self.group = group
-        self.size = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.weights = [float(w) for w in row]
 
     def ask(self, ask: Ask) -> Pending:

@@ -73,9 +73,8 @@ class GroupLinks:
     def send(self, peer: int, number: int, message: Tensor) -> None:
         """Send a header (number, bytes), then the message."""
         raw = message.detach().cpu().view(torch.uint8)
-        header = torch.tensor([number, raw.numel()])
         send = partial(dist.isend, group=self._group, tag=self._tag, group_dst=peer)
-        for work in (send(header), send(raw)):
+        for work in (send(torch.tensor([number, raw.numel()])), send(raw)):
             if work is not None:
                 work.wait()
 
@@ -157,10 +156,7 @@ class QueuedMessage(NamedTuple):
 class QueuedRoute:
     """The send queues of one rank: for each peer one thread sends and one receives.
 
-    Args:
-        links: to the peers.
-        plan: returns the legs that sum a tensor; the same on all ranks.
-        urgency: decides which message of a queue is sent next.
+    ``plan`` returns the legs that sum a tensor; it returns the same on all ranks.
     """
 
     def __init__(

@@ -55,14 +55,10 @@ def run_legs(
     group: dist.ProcessGroup | None = None,
     tag: int = 0,
 ) -> None:
-    """Sum a flat tensor over the group in place, along a route.
+    """Sum a flat contiguous tensor over the group in place, along a route.
 
-    Args:
-        tensor: one-dimensional and contiguous, of the same size on every rank; may be empty.
-        own_legs: this rank's legs of the route.
-        chunks: number of nearly equal chunks into which the tensor is divided.
-        group: None for all ranks.
-        tag: distinguishes all-reduces that run at the same time.
+    ``own_legs`` are this rank's legs of the route, which divides the tensor into ``chunks``. The
+    tensor has the same size on every rank, and may be empty.
     """
     if tensor.dim() != 1 or not tensor.is_contiguous():
         raise BadArgument(f"run_legs(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
@@ -142,18 +138,14 @@ def write_chunks(cut: RouteCut, buffer: Tensor, receives: list[tuple[int, bool]]
 class Halves:
     """An all-reduce in two halves, in place: reduce-scatter now, all-gather when it is needed.
 
-    Unlike torch's collectives, they take a tensor of any length and make no copy.
-
-    Args:
-        group: None for all ranks.
-        rounds: of a ring, whose first half is a reduce-scatter and whose second an all-gather.
+    Unlike torch's collectives, they take a tensor of any length and make no copy. ``rounds`` are
+    those of a ring: the first half of them is a reduce-scatter, the second an all-gather.
     """
 
     def __init__(
         self, group: dist.ProcessGroup | None, rounds: Sequence[Sequence[PlainCopy]]
     ) -> None:
-        self._group = group
-        self._size = dist.get_world_size(group)
+        self._group, self._size = group, dist.get_world_size(group)
         rank = dist.get_rank(group)
         self._first = legs(rounds[: len(rounds) // 2], rank)
         self._second = legs(rounds[len(rounds) // 2 :], rank)

@@ -14,14 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.errors import (
-    ExchangeTimeout,
-    FaultError,
-    LayoutMismatch,
-    PeerLost,
-    ShoalError,
-    UsageError,
-)
+from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost, UsageError
 from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.wire import Pending, Ready
@@ -62,7 +55,7 @@ class PendingReply(NamedTuple):
 
 
 class ServerWire:
-    """Answers asks and pushes through parameter servers.
+    """Answers asks and pushes through parameter servers, each of which has a channel.
 
     Args:
         channels: one for each server.
@@ -83,11 +76,9 @@ class ServerWire:
         sizes: Mapping[str, int],
         groups: Callable[[], list[dict[str, Any]]],
     ) -> None:
-        self.size = workers
+        self.size, self._rounds = workers, 0
         self._connections = [ServerConnection(channel) for channel in channels]
-        self._describe = describe
-        self._groups = groups
-        self._rounds = 0
+        self._describe, self._groups = describe, groups
         self.homes = assign_homes(sizes, len(channels))
 
     @property
@@ -178,8 +169,7 @@ def assign_homes(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
     load = [0] * servers
     homes = {}
     for name, nbytes in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        home = load.index(min(load))
-        homes[name] = home
+        homes[name] = home = load.index(min(load))
         load[home] += nbytes
     return homes
 
@@ -210,10 +200,7 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def error_of(peer: str, facts: Mapping[str, Any]) -> Exception:
     """Return the exception that a server reported; PeerLost if it is none of Shoal's."""
-    known: dict[str, type[ShoalError]] = {
-        kind.__name__: kind for kind in (PeerLost, ExchangeTimeout, LayoutMismatch, UsageError)
-    }
-    kind = known.get(str(facts.get("type")))
-    if kind is None:
-        return PeerLost(f"{peer} failed: {facts.get('type')}: {facts.get('text')}")
-    return kind(str(facts.get("text")))
+    for kind in (PeerLost, ExchangeTimeout, LayoutMismatch, UsageError):
+        if kind.__name__ == facts.get("type"):
+            return kind(str(facts.get("text")))
+    return PeerLost(f"{peer} failed: {facts.get('type')}: {facts.get('text')}")

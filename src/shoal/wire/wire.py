@@ -123,10 +123,8 @@ class TracedWire:
     """A wire that records each exchange on the timeline: from the ask to its answer."""
 
     def __init__(self, wire: Wire, recorder: SpanRecorder) -> None:
-        self.size, self.blocks = wire.size, wire.blocks
-        self.inner = wire
-        self.step = 0
-        self._recorder = recorder
+        self.size, self.blocks, self.step = wire.size, wire.blocks, 0
+        self.inner, self._recorder = wire, recorder
 
     def ask(self, ask: Ask) -> Pending:
         """Issue an ask; its span ends when the answer arrives, even if it is waited for later."""
@@ -162,11 +160,9 @@ def notifies(pending: Pending, arrived: Callable[..., None]) -> bool:
     return True
 
 
-gather_flat: Callable[..., dist.Work | None] = getattr(
-    dist,
-    "all_gather_single",
-    dist.all_gather_into_tensor,  # its name before torch 2.13
-)
+# all_gather_into_tensor is its name before torch 2.13
+gather_flat: Callable[..., dist.Work | None]
+gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 ALIGN = 16  # bytes: the size of the widest number, complex128
 
 

@@ -146,7 +146,7 @@ def measured() -> tuple[dict[int, int], set[int]]:
     return dist.group.WORLD._collectives.leaders.chosen, found
 
 
-def test_all_ranks_choose_the_same_speakers_and_bits_do_not_depend_on_it() -> None:
+def test_all_ranks_choose_the_same_leaders_and_bits_do_not_depend_on_it() -> None:
     told = run_workers(4, apart, "aabb", measured)
     assert [chosen for chosen, _ in told] == [told[0][0]] * 4
     assert {(160_000).bit_length(), (4).bit_length(), 0} == {*told[0][0]}
@@ -154,5 +154,5 @@ def test_all_ranks_choose_the_same_speakers_and_bits_do_not_depend_on_it() -> No
 
 
 @pytest.mark.parametrize("hosts", ["aab", "ab"])
-def test_where_one_rank_has_to_speak_nothing_is_measured(hosts: str) -> None:
+def test_where_one_rank_has_to_lead_nothing_is_measured(hosts: str) -> None:
     assert all(not chosen for chosen, _ in run_workers(len(hosts), apart, hosts, measured))

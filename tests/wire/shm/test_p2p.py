@@ -14,6 +14,7 @@ from shm_worlds import enter
 from shoal.errors import ExchangeTimeout, LayoutMismatch, PeerLost
 from shoal.testing.processes import run_workers
 from shoal.wire.shm.memory.barrier import PRESENT, Barrier
+from shoal.wire.shm.node.p2p_queues import P2PWork
 
 pytestmark = pytest.mark.gloo
 
@@ -153,29 +154,36 @@ def test_who_waits_for_a_message_need_not_wait_for_ever() -> None:
 
 
 def halves() -> None:
-    rank, _ = enter(1.0)
-    x = torch.ones(4 << 20)
-    dist.barrier()
+    """Let a receive time out in the middle of its message, while another one is posted behind it.
+
+    The store orders the steps of the two ranks, so that no step depends on the machine's speed.
+    """
+    rank, _ = enter()
+    store, x = dist.distributed_c10d._get_default_store(), torch.ones(4 << 20)
     if rank == 0:
-        work = dist.isend(x, 1)
+        work = dist.isend(x, 1)  # its first cells fill the ring
         assert work is not None
         p2p = dist.group.WORLD._p2p  # type: ignore[union-attr]
-        with p2p._lock:
-            time.sleep(1.2)  # its last cells do not come in time
+        with p2p._lock:  # so that the other cells do not follow
+            store.set("held", "")
+            store.wait(["timed out"])
             for _ in range(100):
                 p2p._queues.progress()
                 time.sleep(0.005)
         with pytest.raises((PeerLost, ExchangeTimeout), match="rank 1 gave up"):
             work.wait()
         return
+    store.wait(["held"])
     work = dist.irecv(x, 0)
-    time.sleep(0.8)
     later = dist.irecv(torch.zeros(4 << 20), 0)
-    assert work is not None
+    assert isinstance(work, P2PWork)
     assert later is not None
-    for each in (work, later):  # or the second would be given what is left of the first
-        with pytest.raises(ExchangeTimeout, match="not done within 1 s"):
-            each.wait()
+    work.end = time.monotonic()  # only the first one has timed out
+    with pytest.raises(ExchangeTimeout, match="not done within 60 s"):
+        work.wait()
+    store.set("timed out", "")
+    with pytest.raises(ExchangeTimeout, match="not done within 60 s"):
+        later.wait()  # else it would be given what is left of the first message
     with pytest.raises(PeerLost, match="failed before: receive"):
         dist.recv(x, 0)
 

@@ -14,10 +14,10 @@ nodes, so the result is the same on every rank and in every run.
 broadcast crosses the network once for each node. The collectives that send something else to each
 rank (all_gather, scatter, reduce_scatter, all_to_all) use gloo between all ranks.
 
-How many leaders a node has: one for all, or one a slice. One message has less overhead; several
-connections may fill a link, or a core, that one does not. Which is faster depends on the machines,
-so the first calls of each size (powers of two) try the ways in turn; then all ranks agree on the
-way whose slowest rank was done first. Results do not depend on the choice.
+One leader has less overhead; the connections of several may fill a link, or a core, that one does
+not. Which is faster depends on the machines, so the first calls of each size (powers of two) try
+both in turn; then all ranks agree on the way whose slowest rank was done first. Results do not
+depend on the choice.
 
 gloo reports the connection, not the rank, and has one error for all faults: a timeout and a lost
 peer differ only in its text.
@@ -49,6 +49,7 @@ from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.node.collectives import MemoryRange, NodeCollectives
 from shoal.wire.shm.work import Work
 
+log = logging.getLogger(__name__)
 _AGREE = op_signature("agreeing with other nodes")
 _LATE = "Timed out"
 
@@ -90,16 +91,14 @@ class MultiNodeCollectives:
             return ProcessGroupGloo(PrefixStore(name, rendezvous.store), rank, size, limit)
 
         self.all_ranks = gloo("everyone", self.rank, self.size)
-        even = len({len(ranks) for ranks in nodes}) == 1
-        most = local.size if even else 1
+        most = local.size if len({len(ranks) for ranks in nodes}) == 1 else 1
         self.leaders = Leaders((1, most), self._slowest)
-        # the leader i of each node: a group of their own
+        # the ranks that lead the same slice, one of each node, are a group of their own
         leads = local.rank < most
         self._peers: Any = gloo(f"lane {local.rank}", self._node, len(nodes)) if leads else None
 
     def _gloo_errors(self, signature: bytes) -> AbstractContextManager[None]:
-        peers = f"one of the ranks {self._remote_names}"
-        return gloo_errors(signature.decode().strip(), peers)
+        return gloo_errors(signature.decode().strip(), f"one of the ranks {self._remote_names}")
 
     def _slowest(self, seconds: Tensor) -> None:
         options = AllreduceOptions()
@@ -134,7 +133,7 @@ class MultiNodeCollectives:
         self.barrier(signature)
         undivided = op._replace(divides=False)
         self.local.all_reduce(signature, flat, undivided)
-        with self.leaders.speaking(flat.nbytes) as count:
+        with self.leaders.leading(flat.nbytes) as count:
             each = -(-flat.numel() // count)
             slices = [flat[i * each : (i + 1) * each] for i in range(count)]
             if self.local.rank < count:
@@ -170,8 +169,8 @@ class MultiNodeCollectives:
         self.barrier(signature)
         source = self._node_of[root]
         if source == self._node:
-            local_root = self._nodes[source].index(root)
-            self.local.broadcast(signature, address, nbytes, root=local_root)
+            index = self._nodes[source].index(root)
+            self.local.broadcast(signature, address, nbytes, root=index)
         if self.local.rank == 0:
             with self._gloo_errors(signature):
                 self._peers.broadcast(tensor_at(address, nbytes), source).wait()
@@ -238,18 +237,14 @@ class MultiNodeCollectives:
             )
 
 
-log = logging.getLogger(__name__)
-
 TRIES = 4  # of each number and size; the best counts, because the first allocates memory
 
 
 class Leaders:
     """Chooses how many ranks of a node send to other nodes, for each size of message.
 
-    Args:
-        ways: the numbers to choose from.
-        slowest: replaces seconds by their maxima over the group; a collective.
-        clock: seconds.
+    ``ways`` are the numbers to choose from. The collective ``slowest`` replaces seconds by their
+    maxima over the group.
     """
 
     def __init__(
@@ -265,16 +260,16 @@ class Leaders:
         self.chosen: dict[int, int] = {}  # by the number of bits of the size in bytes
 
     @contextmanager
-    def speaking(self, nbytes: int) -> Iterator[int]:
-        """Return how many ranks of each node shall send; time the block during a trial."""
+    def leading(self, nbytes: int) -> Iterator[int]:
+        """Return how many ranks of each node are to send; time the block during a trial."""
         size = nbytes.bit_length()
         if len(self._ways) == 1 or size in self.chosen:
             yield self.chosen.get(size, self._ways[0])
             return
         state, begin = self._states[size], self._clock()
         yield self._ways[state.at]
-        state = self._tuner.observe(self._tuner.advance(state), self._clock() - begin)
-        self._states[size] = state
+        seconds = self._clock() - begin
+        self._states[size] = state = self._tuner.observe(self._tuner.advance(state), seconds)
         if self._tuner.tried(state):
             self._choose(size)
 
@@ -299,9 +294,8 @@ class GlooWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the message is sent or received; raise its error."""
         if not self._done:  # waiting twice for gloo's work would wait for another message
-            limit = (timeout,) if timeout else ()
             with self._errors():
-                self._inner.wait(*limit)
+                self._inner.wait(*([timeout] if timeout else []))
             if self._on_success is not None:
                 self._on_success()
             self.finish()

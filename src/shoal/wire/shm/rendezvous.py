@@ -79,21 +79,13 @@ class SegmentLayout(NamedTuple):
 
 
 class NodeSetup(NamedTuple):
-    """What this rank agreed on with the other ranks of its node.
-
-    Attributes:
-        segment: shared by them.
-        layout: of the segment.
-        headers: of the ranks.
-        least_nbytes: the smallest message that is read from another rank's memory.
-        nodes: all ranks of the group by node, each ascending.
-    """
+    """What this rank agreed on with the other ranks of its node."""
 
     segment: Segment
     layout: SegmentLayout
     headers: RankHeaders
-    least_nbytes: int
-    nodes: tuple[tuple[int, ...], ...]
+    least_nbytes: int  # the smallest message that is read from another rank's memory
+    nodes: tuple[tuple[int, ...], ...]  # all ranks of the group by node, each ascending
 
 
 def segment_layout(size: int, limit_nbytes: int) -> SegmentLayout:
@@ -153,10 +145,8 @@ class _PeerInfo(NamedTuple):
 def _set_up_node(rendezvous: NodeRendezvous) -> NodeSetup:
     """Find the ranks on this node, and share a segment with them."""
     store, rank, size = rendezvous.store, rendezvous.rank, len(rendezvous.names)
-    token = Token()
-    own = _PeerInfo(
-        host_key(), *this_process(), token.card, direct_nbytes(), segment_limit_nbytes()
-    )
+    token, limits = Token(), (direct_nbytes(), segment_limit_nbytes())
+    own = _PeerInfo(host_key(), *this_process(), token.card, *limits)
     store.set(f"peer/{rank}", json.dumps(own))
     texts = read_all(store, [f"peer/{r}" for r in range(size)])
     infos = [_PeerInfo(*json.loads(text)) for text in texts]
@@ -165,8 +155,7 @@ def _set_up_node(rendezvous: NodeRendezvous) -> NodeSetup:
     layout = segment_layout(len(near), min(infos[r].limit_nbytes for r in near))
     reach = _READS if reads else _MAPPED
     segment, layout = _share_segment(store, rank, near, layout, reach=reach)
-    answers = read_all(store, [f"mapped/{r}" for r in range(size)])
-    reaches = [answer.decode() for answer in answers]
+    reaches = [text.decode() for text in read_all(store, [f"mapped/{r}" for r in range(size)])]
     del token  # all ranks have tried to read it
     nodes = _group_by_node([info.host_key for info in infos], reaches)
     node = next(ranks for ranks in nodes if rank in ranks)

@@ -26,13 +26,7 @@ CollectiveCall = Callable[[], None]
 
 
 class Work(TorchWork):
-    """A collective that is under way, or done.
-
-    Args:
-        tensors: that hold its result.
-        done: whether it is done already.
-        queue: that runs it.
-    """
+    """A collective that is under way, or done; ``tensors`` hold its result, ``queue`` runs it."""
 
     def __init__(
         self, tensors: Sequence[Tensor], *, done: bool = False, queue: WorkQueue | None = None
@@ -42,7 +36,7 @@ class Work(TorchWork):
         self._error: BaseException | None = None
         self._gate: threading.Lock | None = None
         self._future: Any = None
-        self._tokens = [None]  # the thread that pops it sets the future
+        self._tokens = [None]  # the thread that pops the only token sets the future
         if not done:
             self._gate = threading.Lock()
             self._gate.acquire()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any
@@ -31,7 +31,7 @@ from shoal.wire.shm.node.p2p import P2P
 from shoal.wire.shm.rendezvous import Transports, connect
 from shoal.wire.shm.work import CollectiveCall, Work, WorkQueue
 
-# torch declares each method several times over, in forms that nothing calls on a Python group
+# typed as Any: torch declares each method in several forms, most of which Python groups never use
 _TorchGroup: Any = dist.ProcessGroup
 CallOptions = Any  # torch's own options, one class a collective, all with asyncOp
 _SUM = hash(dist.ReduceOp.SUM)
@@ -65,13 +65,11 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         """Return the number of ranks."""
         return self._shape[1]
 
-    def getBackendName(self) -> str:
-        """Return the name of the backend, for torch's C++ side."""
-        return "shoal"
-
     def name(self) -> str:
         """Return the name of the backend."""
         return "shoal"
+
+    getBackendName = name  # for torch's C++ side
 
     @property
     def group_name(self) -> Any:
@@ -129,18 +127,20 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     ) -> Work:
         """Run a collective in the order of calls: in the background if it is asynchronous.
 
-        Args:
-            call: the collective.
-            outputs: the tensors of the result.
-            opts: torch's options.
-            flats: the flat forms of the outputs, to be written back when the call is done.
-            inputs: tensors that the call reads by address, kept alive until it is done.
+        When it is done, ``flats`` are written back to ``outputs``. The call reads ``inputs`` by
+        address, so they are kept alive until then.
         """
         self._require_open()
         self._sequence_number += 1
         if flats or inputs:
             call = partial(_call_and_restore, call, outputs, flats, inputs)
         return self._queue.run(call, outputs, background=getattr(opts, "asyncOp", True))
+
+    @staticmethod
+    def _each(call: Callable[..., Work], outputs: Sequence[Any], inputs: Sequence[Tensor]) -> Work:
+        """Call for each pair of output and input; the work of the last call is that of all."""
+        works = [call(output, input) for output, input in zip(outputs, inputs, strict=True)]
+        return works[-1] if works else Work([], done=True)
 
     def _require_open(self) -> None:
         """Raise UsageError if the group belongs to another process, or has been destroyed."""
@@ -218,10 +218,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
     ) -> Work:
         """Run several flat reduce_scatters, one after the other."""
-        if not outputs:
-            return Work([], done=True)
-        pairs = zip(outputs, inputs, strict=True)
-        return [self._reduce_scatter_base(output, input, opts) for output, input in pairs][-1]
+        return self._each(partial(self._reduce_scatter_base, opts=opts), outputs, inputs)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -241,10 +238,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """Gather the tensors of all ranks into a list, on every rank."""
-        if not inputs:
-            return Work([], done=True)
-        pairs = zip(outputs, inputs, strict=True)
-        return [self._gather(list(to), source, opts, root=None) for to, source in pairs][-1]
+        return self._each(partial(self._gather, opts=opts, root=None), outputs, inputs)
 
     allgather_coalesced = allgather
 
@@ -252,11 +246,11 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: CallOptions
     ) -> Work:
         """Gather the tensors of all ranks into a list, on the root."""
-        targets = list(outputs[0]) if outputs else []
+        targets = outputs[0] if outputs else []
         return self._gather(targets, inputs[0], opts, root=opts.rootRank)
 
     def _gather(
-        self, outputs: list[Tensor], source: Tensor, opts: CallOptions, *, root: int | None
+        self, outputs: Sequence[Tensor], source: Tensor, opts: CallOptions, *, root: int | None
     ) -> Work:
         what = "all_gather" if root is None else f"gather to {root}"
         reads = root is None or root == self.rank()
@@ -264,10 +258,10 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
             self._require_one_a_rank(f"{what} into {len(outputs)} tensors", outputs)
         require_same(outputs, source, numel=source.numel(), call=what)
         flat, outs = flatten(source, what), [flatten_output(output, what) for output in outputs]
-        name = signature(what, flat.dtype, flat.numel())
+        name, nbytes = signature(what, flat.dtype, flat.numel()), flat.nbytes
         targets = [out.data_ptr() for out in outs] if reads else None
-        gather, source_ptr, nbytes = self._collectives.all_gather, flat.data_ptr(), flat.nbytes
-        call = partial(gather, name, source_ptr, nbytes=nbytes, targets=targets)
+        gather = self._collectives.all_gather
+        call = partial(gather, name, flat.data_ptr(), nbytes=nbytes, targets=targets)
         return self._run(call, outputs, opts, flats=outs, inputs=[flat])
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: CallOptions = None) -> Work:
@@ -287,10 +281,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
     ) -> Work:
         """Run several flat all_gathers, one after the other."""
-        if not outputs:
-            return Work([], done=True)
-        pairs = zip(outputs, inputs, strict=True)
-        return [self._allgather_base(output, input, opts) for output, input in pairs][-1]
+        return self._each(partial(self._allgather_base, opts=opts), outputs, inputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -302,16 +293,11 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         root = opts if isinstance(opts, int) else opts.rootRank
         is_root = self.rank() == root
         flats = [(flatten if is_root else flatten_output)(x, "broadcast") for x in outputs]
-        calls = [
-            partial(
-                self._collectives.broadcast,
-                signature(f"broadcast from {root}", flat.dtype, flat.numel()),
-                flat.data_ptr(),
-                flat.nbytes,
-                root=root,
-            )
-            for flat in flats
-        ]
+        calls = []
+        for flat in flats:
+            name = signature(f"broadcast from {root}", flat.dtype, flat.numel())
+            call = partial(self._collectives.broadcast, name, flat.data_ptr(), flat.nbytes)
+            calls.append(partial(call, root=root))
         results, opts = () if is_root else flats, None if isinstance(opts, int) else opts
         return self._run(partial(_call_each, calls), outputs, opts, flats=results, inputs=flats)
 
@@ -485,12 +471,8 @@ def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = N
 
     On a ``shoal`` group every rank must call this, in the same order, with the same arguments; its
     all_reduce of the tensor, or of any contiguous part, then copies nothing. For any other group it
-    is an ordinary tensor. The memory is released when group and tensor are both gone.
-
-    Args:
-        numel: how many elements.
-        dtype: of the elements.
-        group: the default group if None.
+    is an ordinary tensor. The memory is released when group and tensor are both gone. ``group`` is
+    the default group if None.
     """
     group = group if group is not None else dist.group.WORLD
     if isinstance(group, ShoalGroup):

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import wraps
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -62,31 +62,21 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Wrap the loader of the one module, and remove this finder."""
+        """Have the loader of torch.distributed register the backend; remove this finder."""
         if name != _TORCH_MODULE:
             return None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                _register(module)
+
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
-
-
-class _Loader(Loader):
-    """Loads a module as another loader does, then registers the backend."""
-
-    def __init__(self, inner: Loader) -> None:
-        self._inner = inner
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module as the inner loader does."""
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the module as the inner loader does; then register."""
-        self._inner.exec_module(module)
-        _register(module)
 
 
 def _wrap_monitored_barrier(module: Any) -> None:

@@ -94,12 +94,7 @@ class RankHeaders:
         return int(self.words[(HEADER_NBYTES * rank + _STATUS) >> 2])
 
     def set_status(self, status: int, reason: str = "") -> None:
-        """Publish that this rank has left or failed, and wake all ranks; only the first call does.
-
-        Args:
-            status: ``LEFT`` or ``FAILED``.
-            reason: why it failed.
-        """
+        """Publish ``LEFT`` or ``FAILED`` and wake all ranks; only the first call has an effect."""
         if self.status(self.rank) != PRESENT:
             return
         header = HEADER_NBYTES * self.rank
@@ -145,27 +140,22 @@ class Barrier:
         self._signatures, self._hashes = [b"", b""], [0, 0]  # of this rank, by turn
         own = HEADER_NBYTES * headers.rank + _ARRIVED
         self._word, self._address = own >> 2, headers.address + own
-        starts = [
-            (r, HEADER_NBYTES * r + _ARRIVED) for r in range(headers.size) if r != headers.rank
-        ]
-        self._others = [(start >> 2, headers.address + start, r) for r, start in starts]
-        self._other_hashes = [(HEADER_NBYTES * r + _HASHES) >> 3 for r, _ in starts]
+        others = [(r, HEADER_NBYTES * r) for r in range(headers.size) if r != headers.rank]
+        arrived = [(r, start + _ARRIVED) for r, start in others]
+        self._others = [(start >> 2, headers.address + start, r) for r, start in arrived]
+        self._other_hashes = [(start + _HASHES) >> 3 for _, start in others]
         self._fence = threading.Lock()
         self._spins = SPINS
         self._failure = ""
 
     def prepare(self, *, background: bool) -> None:
-        """Prepare for a collective that the caller waits for, or that runs in the background.
-
-        Raises:
-            PeerLost: an earlier collective failed, so ranks may be anywhere.
-        """
+        """Prepare for a collective that the caller waits for, or that runs in the background."""
         self.require_usable()
         # In the background, other threads of this process may need the core and the GIL.
         self._spins = 0 if background else SPINS
 
     def require_usable(self) -> None:
-        """Raise PeerLost if an earlier operation failed, so that ranks may be anywhere."""
+        """Raise PeerLost if an earlier operation failed: then the ranks are out of step."""
         if self._failure:
             raise PeerLost(f"the group has failed before: {self._failure}")
 
@@ -181,9 +171,6 @@ class Barrier:
 
     def begin(self, signature: bytes) -> None:
         """Enter the first barrier of a collective, and check that all ranks call the same one.
-
-        Args:
-            signature: of the collective, from :func:`op_signature`; equal on every rank.
 
         Raises:
             LayoutMismatch: a rank calls another collective; the message shows all of them.
@@ -253,12 +240,9 @@ class Barrier:
             words[self._word + _SLEEPS_WORDS] = 0
 
     def check(self, operation: str, awaited: Iterable[int], end: float) -> None:
-        """Raise if there is no use in waiting any longer.
+        """Raise if a rank failed, or an ``awaited`` one died or left, or ``end`` has passed.
 
-        Args:
-            operation: what this rank waits for, for the message.
-            awaited: the ranks that have not arrived.
-            end: of the timeout, on the monotonic clock.
+        ``operation`` is for the message; ``end`` is a time on the monotonic clock.
         """
         headers, late = self.headers, tuple(awaited)
         for rank in range(headers.size):
@@ -277,8 +261,7 @@ class Barrier:
             raise ExchangeTimeout(f"{operation}: {_LATE} {self.seconds:g} s, for {ranks}")
 
     def _describe(self, rank: int) -> str:
-        headers = self.headers
-        peer = headers.peers[rank]
+        headers, peer = self.headers, self.headers.peers[rank]
         now, before = (headers.signatures(rank)[turn] for turn in (self._turn, self._turn ^ 1))
         last = now if now == self.operation else before
         return (

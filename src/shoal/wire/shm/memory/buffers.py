@@ -75,7 +75,7 @@ class Slots:
         return self._base + (TURNS * rank + self.turn) * self.nbytes
 
     def _offset(self, rank: int) -> int:
-        """Return the same as an offset in the segment."""
+        """Return the offset in the segment of a rank's slot of this round."""
         return self._start + (TURNS * rank + self.turn) * self.nbytes
 
     def put(self, at: int, source: int, nbytes: int) -> None:
@@ -106,9 +106,8 @@ class Slots:
         if view is None:
             if len(self._views) >= _CACHED_VIEWS:
                 self._views.clear()
-            begin = key[0]
             with torch.inference_mode(False):
-                view = self._bytes[begin : begin + numel * dtype.itemsize].view(dtype)
+                view = self._bytes[key[0] : key[0] + numel * dtype.itemsize].view(dtype)
             self._views[key] = view
         return view
 
@@ -171,8 +170,7 @@ class SharedBuffer:
         with torch.inference_mode(False):
             whole = torch.frombuffer(segment.memory, dtype=torch.uint8)
             self._parts = [whole[r * part_nbytes : (r + 1) * part_nbytes] for r in range(size)]
-        self.rank, self.size = rank, size
-        self.begin = segment.address + rank * part_nbytes
+        self.rank, self.size, self.begin = rank, size, segment.address + rank * part_nbytes
         self.end = self.begin + part_nbytes
         self._blocks: dict[SharedRange, list[tuple[Tensor, ...]]] = {}
 

@@ -1,7 +1,7 @@
 """Read the memory of other ranks of the node (cross-memory attach): one copy instead of two.
 
 This calls Linux's ``process_vm_readv`` through ctypes. The kernel allows it among processes of one
-user, unless it is told to be strict (Yama's ptrace_scope, a container's seccomp profile). So ranks
+user, unless its settings forbid it (Yama's ptrace_scope, a container's seccomp profile). So ranks
 try it at rendezvous, and a group uses it if every rank can read all others. No rank ever writes to
 another rank's memory.
 """
@@ -26,18 +26,11 @@ class _Iovec(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-def _load_readv() -> ctypes._NamedFuncPointer | None:
-    """Load ``process_vm_readv`` and declare its types; None if the system has no such call."""
-    entry: ctypes._NamedFuncPointer | None
-    entry = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if entry is not None:
-        entry.restype = ctypes.c_ssize_t
-        iovecs, count = ctypes.c_void_p, ctypes.c_ulong
-        entry.argtypes = (ctypes.c_int, iovecs, count, iovecs, count, ctypes.c_ulong)
-    return entry
-
-
-_readv = _load_readv()
+_readv = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+if _readv is not None:
+    _readv.restype = ctypes.c_ssize_t
+    _iovecs, _count = ctypes.c_void_p, ctypes.c_ulong
+    _readv.argtypes = (ctypes.c_int, _iovecs, _count, _iovecs, _count, ctypes.c_ulong)
 
 
 def read(pid: int, source: int, *, target: int, nbytes: int) -> None:
@@ -59,16 +52,12 @@ def read(pid: int, source: int, *, target: int, nbytes: int) -> None:
 
 
 class Token:
-    """Random bytes of this process that other ranks try to read, while this object lives.
-
-    Attributes:
-        card: the address and the bytes in hexadecimal, for :func:`can_read`.
-    """
+    """Random bytes of this process that other ranks try to read, while this object lives."""
 
     def __init__(self) -> None:
         content = secrets.token_bytes(_TOKEN_NBYTES)
         self._buffer = ctypes.create_string_buffer(content, _TOKEN_NBYTES)
-        self.card = (ctypes.addressof(self._buffer), content.hex())
+        self.card = ctypes.addressof(self._buffer), content.hex()  # for can_read
 
 
 def can_read(pid: int, card: Sequence[int | str]) -> bool:

@@ -42,12 +42,9 @@ def timespec(seconds: float) -> ctypes.Structure:
 
 
 def sleep(address: int, expected: int, limit: ctypes.Structure) -> None:
-    """Sleep while the word at ``address`` equals ``expected``; may also wake up without a reason.
+    """Sleep while the aligned 32-bit word at ``address`` is ``expected``, for ``limit`` at most.
 
-    Args:
-        address: of an aligned 32-bit word of shared memory.
-        expected: the value at which to sleep; with any other value this returns at once.
-        limit: the longest sleep, from :func:`timespec`.
+    May also return earlier, without a reason.
     """
     if _syscall is None:
         time.sleep(NAP_SECONDS)

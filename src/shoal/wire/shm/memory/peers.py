@@ -1,4 +1,4 @@
-"""The processes of a group: which node they run on, whether they live, what they told the store.
+"""The processes of a group: which node they run on, whether they live, what is in their store.
 
 A process is identified by its id and its start time, so that a new process which was given the id
 of a dead rank is not taken for that rank.
@@ -18,37 +18,24 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dev
 
 
 class NodeRendezvous(NamedTuple):
-    """What a rank knows of its group before it has connected to the other ranks.
-
-    Attributes:
-        store: the group's store.
-        rank: of this process in the group.
-        names: the global rank of each rank of the group, used in messages.
-        seconds: the timeout of a collective.
-    """
+    """What a rank knows of its group before it has connected to the other ranks."""
 
     store: Store
     rank: int
-    names: Sequence[int]
-    seconds: float
+    names: Sequence[int]  # the global rank of each rank of the group, used in messages
+    seconds: float  # the timeout of a collective
 
 
 class Peer(NamedTuple):
-    """A process of this node.
-
-    Attributes:
-        pid: its process id.
-        started: its start time in kernel ticks; 0 where unknown.
-    """
+    """A process of this node."""
 
     pid: int
-    started: int
+    started: int  # in kernel ticks; 0 where unknown
 
     @property
     def alive(self) -> bool:
         """Whether the process runs; a zombie does not."""
-        state, started = _read_state(self.pid)
-        return state not in _DEAD and started == self.started
+        return self.condition != "dead"
 
     @property
     def condition(self) -> str:
@@ -74,9 +61,8 @@ def host_key() -> str:
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
-            parts.append(
-                os.readlink(path) if os.path.islink(path) else Path(path).read_text("ascii").strip()
-            )
+            link = os.path.islink(path)
+            parts.append(os.readlink(path) if link else Path(path).read_text("ascii").strip())
         except OSError:
             parts.append(os.uname().nodename)
     return f"{'/'.join(parts)}/{os.getuid()}/{os.environ.get('SHOAL_HOST_KEY', '')}"

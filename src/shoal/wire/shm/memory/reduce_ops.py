@@ -35,19 +35,12 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 class Reduction(NamedTuple):
-    """How to combine tensors of one dtype.
-
-    Attributes:
-        name: of the operation.
-        combine: combines two tensors into ``out=``.
-        divides: whether the sum is divided by the number of ranks.
-        widens: whether torch cannot combine the dtype, so that it is done in float32.
-    """
+    """How to combine tensors of one dtype."""
 
     name: str
-    combine: Combine
-    divides: bool
-    widens: bool
+    combine: Combine  # two tensors into ``out=``
+    divides: bool  # the sum by the number of ranks
+    widens: bool  # to float32, because torch cannot combine the dtype
 
     def __call__(self, out: Tensor, sources: Sequence[Tensor]) -> None:
         """Combine ``sources`` into ``out``, which may be the first or second source, no other."""
@@ -66,8 +59,7 @@ class Reduction(NamedTuple):
     def _block(self, out: Tensor, sources: Sequence[Tensor]) -> None:
         if self.widens:
             wide = torch.empty(out.shape, dtype=torch.float32)
-            narrow = self._replace(widens=False)
-            narrow._block(wide, [source.float() for source in sources])
+            self._replace(widens=False)._block(wide, [source.float() for source in sources])
             out.copy_(wide)
             return
         if len(sources) == 1:
@@ -104,11 +96,7 @@ def _blocks(out: Tensor, sources: Sequence[Tensor]) -> Iterable[Sequence[Tensor]
 
 @lru_cache(maxsize=256)
 def reduction(kind: int, dtype: torch.dtype) -> Reduction:
-    """Return the reduction of a torch operation for a dtype.
-
-    Args:
-        kind: the hash of the operation.
-        dtype: of the tensors.
+    """Return the reduction of a torch operation, given by its hash, for a dtype.
 
     Raises:
         BadArgument: the dtype has no such operation.

@@ -109,12 +109,8 @@ class NodeCollectives:
     ) -> None:
         """Combine what all ranks have for this rank into ``out``.
 
-        Args:
-            signature: of the collective.
-            sources: addresses of this rank's pieces, one for each rank.
-            own: its piece for itself, as a tensor.
-            out: the result; may be ``own``.
-            op: how to combine.
+        ``sources`` are the addresses of this rank's pieces, one for each rank; ``own`` is its piece
+        for itself, as a tensor, and may also be ``out``.
         """
         width, slots, pair = out.element_size(), self.slots, self.size == 2
         share = slots.round_nbytes // (1 if pair else self.size) // ALIGN * ALIGN
@@ -202,17 +198,12 @@ class NodeCollectives:
     def all_to_all(
         self, signature: bytes, sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
     ) -> None:
-        """Send each rank its own part, of any size.
+        """Send each rank its own part of ``sources``, of any size, to its part of ``targets``.
 
         1. Write a table into the slot: bytes to each rank, bytes from each rank, source addresses.
         2. Send short parts through the slots, in as many rounds as the longest of them needs; after
            the first barrier check that all tables agree.
         3. Read long parts from their owners' memory; barrier.
-
-        Args:
-            signature: of the collective.
-            sources: (address, bytes) of the part for each rank.
-            targets: (address, bytes) of where each rank's part goes.
 
         Raises:
             LayoutMismatch: a rank sends more or less than another expects; on all ranks.

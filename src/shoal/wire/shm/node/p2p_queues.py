@@ -33,17 +33,13 @@ _PIPELINED_NBYTES = 2 << 20  # from here on a ring is faster, if each rank has a
 
 
 class P2PWork(Work):
-    """A message that is being sent or received.
+    """A message that is being sent or received, from ``peer`` or, if that is None, from any rank.
 
-    Args:
-        flat: the contiguous tensor.
-        tag: of the message.
-        peer: the other rank, or None for any.
-        end: of the timeout, on the monotonic clock.
-        drive: moves messages until this one is complete or until a time; called by :meth:`wait`.
+    ``drive`` moves messages until this one is complete or until a time; :meth:`wait` calls it.
 
     Attributes:
         start: how many bytes have been sent.
+        end: of the timeout, on the monotonic clock.
         on_success: called when the message is complete, before any waiter goes on.
     """
 
@@ -192,12 +188,9 @@ class P2PQueues:
         if not cell.remote_address:
             memmove(work.address + cell.start, cell.address, cell.nbytes)
             return None
-        operation = f"receive (tag {cell.tag})"
-        target, nbytes = work.address, cell.nbytes
+        remote, nbytes, operation = cell.remote_address, cell.nbytes, f"receive (tag {cell.tag})"
         try:
-            self._read(
-                source, cell.remote_address, target=target, nbytes=nbytes, operation=operation
-            )
+            self._read(source, remote, target=work.address, nbytes=nbytes, operation=operation)
         except FaultError as error:
             return error
         return None

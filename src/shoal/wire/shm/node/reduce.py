@@ -49,17 +49,11 @@ def copy(copies: Iterable[MemoryCopy]) -> None:
 
 
 class PreparedRound(NamedTuple):
-    """One rank's part in a round.
+    """One rank's part in a round."""
 
-    Attributes:
-        copies_in: into this rank's slot, before the barrier.
-        combine: what to do after the barrier; None if there is nothing to combine.
-        copies_out: from the other ranks' slots, after the second barrier; none in one phase.
-    """
-
-    copies_in: tuple[MemoryCopy, ...]
-    combine: Callable[[], None] | None
-    copies_out: tuple[MemoryCopy, ...] = ()
+    copies_in: tuple[MemoryCopy, ...]  # into this rank's slot, before the barrier
+    combine: Callable[[], None] | None  # called after the barrier; None: nothing to combine
+    copies_out: tuple[MemoryCopy, ...] = ()  # from other slots, after the barrier of phase 2
 
 
 def prepare_rounds(slots: Slots, tensor: Tensor, op: Reduction) -> list[PreparedRound]:
@@ -102,7 +96,7 @@ def _two_phase_round(slots: Slots, part: Tensor, op: Reduction, *, share: int) -
     begin, end = ranges[slots.rank]
     first, last = begin * width, end * width
     around = (slot, base, first), (slot + last, base + last, part.nbytes - last)
-    copies_in = tuple(each for each in around if each[2])
+    copies_in = tuple(piece for piece in around if piece[2])
     copies_out = tuple(
         (base + a * width, slots.address(rank) + a * width, (b - a) * width)
         for rank, (a, b) in enumerate(ranges)

@@ -1,4 +1,4 @@
-"""The faster number of speakers a host is kept, for each size, by the slowest rank's word."""
+"""For each size, the number of leaders of a node whose slowest rank was fastest is kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shoal.wire.shm.multinode import TRIES, Leaders
 
 
 class Rig:
-    """Speakers with a clock that stands still but for what ``use`` adds."""
+    """Leaders with a clock that only ``use`` advances."""
 
     def __init__(self, *ways: int, others: tuple[float, ...] = (0.0, 0.0)) -> None:
         self.now, self.asked, self.others = 0.0, 0, others
-        self.speakers = Leaders(ways, self._slowest, clock=lambda: self.now)
+        self.leaders = Leaders(ways, self._slowest, clock=lambda: self.now)
 
     def _slowest(self, seconds: Tensor) -> None:
         self.asked += 1
@@ -21,7 +21,7 @@ class Rig:
             seconds[i] = max(float(seconds[i]), other)
 
     def use(self, nbytes: int, *, taking: dict[int, float]) -> int:
-        with self.speakers.speaking(nbytes) as count:
+        with self.leaders.leading(nbytes) as count:
             self.now += taking[count]
         return count
 
