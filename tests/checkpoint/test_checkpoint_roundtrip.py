@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from shoal import checkpoint
 from shoal.checkpoint import SaveOptions, State, load, match, newest, save
-from shoal.checkpoint.files.raw import DTYPES, dense, is_dense, row_major
+from shoal.checkpoint.dcp.read import _empty
+from shoal.checkpoint.files.manifest import Chunk, TensorEntry
+from shoal.checkpoint.files.raw import DTYPES, dense, is_dense
 from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import BadArgument, CheckpointError, CheckpointMismatch, CheckpointMissing
 
@@ -354,6 +356,8 @@ def test_there_is_no_checkpoint_where_none_was_saved(tmp_path: Path) -> None:
         load(tmp_path, rank=0, size=1)
 
 
-def test_row_major_strides_are_those_of_torch() -> None:
-    for shape in [(), (3,), (2, 0, 3), (4, 1, 5)]:
-        assert row_major(shape) == torch.empty(shape).stride()
+def test_a_tensor_of_several_chunks_is_read_with_torchs_own_strides() -> None:
+    for shape in [(3,), (2, 0, 3), (4, 1, 5)]:
+        chunk = Chunk("f", 0, 0, 0, (0,) * len(shape), (1,) * len(shape), (9,) * len(shape))
+        empty = _empty(TensorEntry("float32", shape, (chunk, chunk)))
+        assert empty.stride() == torch.empty(shape).stride()

@@ -13,14 +13,14 @@ import ctypes
 import gc
 import multiprocessing as mp
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from threading import Thread
 
 from shoal.bench.contenders import prepare
-from shoal.bench.statistics import ORDERS, Timings, slowest
+from shoal.bench.statistics import ORDERS, Timings, slowest, turns
 from shoal.testing.processes import run_workers
 
 _WARM_UP_STEPS = 4  # DDP rebuilds its buckets in the second, allocators settle in the third
@@ -75,10 +75,7 @@ def measure(plan: TimingPlan, progress: Callable[[int, int], None]) -> Timings:
 def time_blocks(plan: TimingPlan, pipe: Connection, round: int = 0) -> list[list[float]]:
     """Build every contender in this worker, warm up, and time them in turns.
 
-    Args:
-        plan: what to time, in one round.
-        pipe: where to send the number of blocks done.
-        round: its number, which decides the order in which contenders are built.
+    ``pipe`` receives the number of blocks done. ``round`` decides the order of building.
     """
     keep_memory()
     names = (plan.subject, plan.peer, plan.peer)
@@ -104,6 +101,27 @@ def time_blocks(plan: TimingPlan, pipe: Connection, round: int = 0) -> list[list
             with suppress(OSError):  # the pipe is closed: timing goes on without progress
                 pipe.send_bytes((block + 1).to_bytes(4, "little"))
     return seconds
+
+
+def time_in_turns(
+    calls: Mapping[str, Callable[[], object]], repeats: int, blocks: int
+) -> dict[str, list[float]]:
+    """Return, in a worker, the seconds per call of each contender in each block.
+
+    Two more blocks warm up first: connections, buffers, a choice of route.
+    """
+    import torch.distributed as dist
+
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for block in range(-2, blocks):
+        for name in (names[which] for which in turns(block, len(names))):
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                calls[name]()
+            seconds[name].append((time.perf_counter() - begin) / repeats)
+    return {name: times[2:] for name, times in seconds.items()}
 
 
 def keep_memory() -> None:

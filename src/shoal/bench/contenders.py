@@ -79,9 +79,7 @@ def _ddp(task: TrainingTask, *, broadcast_buffers: bool = True) -> Step:
         # Its default buckets, the first of 1 MB and the others of 25, are Shoal's too. An explicit
         # bucket_cap_mb=25 would drop the small first bucket, and with it some of DDP's overlap.
         wrapped = DistributedDataParallel(
-            task.model,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=broadcast_buffers,
+            task.model, gradient_as_bucket_view=True, broadcast_buffers=broadcast_buffers
         )
     return _loop(task, wrapped)
 

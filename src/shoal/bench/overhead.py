@@ -29,22 +29,13 @@ MODELS = ("mlp", "resnet", "gpt")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One contender against another, and the threshold of the ratio of their times.
+    """One contender against another, and the threshold of the ratio of their times."""
 
-    Attributes:
-        subject: the contender that must meet the threshold.
-        peer: the one it is compared with.
-        metric: what is timed, for the report.
-        label: the peer's name in the report, with the settings that matter.
-        threshold: of the ratio; None for a ratio that is only reported.
-        workers: number of processes.
-    """
-
-    subject: str
+    subject: str  # the contender that must meet the threshold
     peer: str
-    metric: str
-    label: str
-    threshold: str | None
+    metric: str  # what is timed, for the report
+    label: str  # the peer's name in the report, with the settings that matter
+    threshold: str | None  # of the ratio; None if it is only reported
     workers: int = 2
 
 
@@ -129,12 +120,6 @@ def import_time(settings: BenchSettings, threshold: str = "<= 0.3") -> Result:
         )
         seconds.append(float(json.loads(child.stdout)[0]))
     added = estimate(seconds)
-    return Result(
-        case,
-        "time added to import torch",
-        added.value,
-        "s",
-        interval=added.interval,
-        threshold=threshold,
-        passes=Threshold.parse(threshold).met(added.value),
-    )
+    row = Result(case, "time added to import torch", added.value, "s", interval=added.interval)
+    passes = Threshold.parse(threshold).met(added.value)
+    return replace(row, threshold=threshold, passes=passes)

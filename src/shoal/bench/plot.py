@@ -42,14 +42,9 @@ class _Axis(NamedTuple):
 def write_plot(
     path: str | Path, title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]
 ) -> None:
-    """Write a plot with one line for each series; the file is replaced as a whole or not at all.
+    """Write a plot as an SVG file, which is replaced as a whole or not at all.
 
-    Args:
-        path: of the SVG file; an existing one is replaced.
-        title: above the plot.
-        xlabel: of the horizontal axis, with its unit.
-        ylabel: of the vertical axis, with its unit.
-        series: name -> (x, y) points, all positive; drawn in the order of x.
+    ``series`` maps the name of each line to its (x, y) points, all positive, in any order.
     """
     replace_text(path, plot_svg(title, xlabel, ylabel, series))
 
@@ -81,14 +76,10 @@ def plot_svg(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points])
 def write_map(
     path: str | Path, title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Write a table of coloured cells, one for each row and column.
+    """Write a table of coloured cells as an SVG file.
 
-    Args:
-        path: of the SVG file; an existing one is replaced.
-        title: above the map.
-        columns: their names, from left to right.
-        rows: name -> text of its cells, by column; a missing cell stays empty, and cells with equal
-            first lines have the same colour.
+    ``rows`` maps the name of each row to the text of its cells, by column. A missing cell stays
+    empty; cells with equal first lines have the same colour.
     """
     texts = [text.split("\n") for row in rows.values() for text in row.values()]
     kinds = list(dict.fromkeys(text[0] for text in texts))

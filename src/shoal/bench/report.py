@@ -11,19 +11,14 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from shoal.errors import BadArgument
 
-_RELATIONS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+_RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _THRESHOLD = re.compile(r"(<=|>=|<|>)\s*(\S+)")
 _KEYS = {"threshold": "bar", "passes": "holds"}  # field -> its key in files, old and new alike
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -68,7 +63,7 @@ class Threshold:
     def met(self, number: float, *, slack: float = 0.0) -> bool:
         """Return whether ``number`` meets the threshold after widening it by ``slack``."""
         widened = self.limit + slack if self.relation.startswith("<") else self.limit - slack
-        return _RELATIONS[self.relation](number, widened)
+        return bool(_RELATIONS[self.relation](number, widened))
 
     def __str__(self) -> str:
         return f"{self.relation} {self.limit:g}"

@@ -13,13 +13,14 @@ torch's own. A twin of torch's own is the A/A control, whose half-width widens t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from shoal.axes.collectives.kit.choose import WINNER, read_case
+from shoal.bench.blocks import time_in_turns
 from shoal.bench.plot import write_map, write_plot
 from shoal.bench.report import Report, Result, Threshold
 from shoal.bench.statistics import (
@@ -29,7 +30,6 @@ from shoal.bench.statistics import (
     lenient_verdict,
     paired_ratios,
     slowest,
-    turns,
 )
 from shoal.bench.suites import BenchSettings, Suite
 from shoal.notation import nbytes_text
@@ -39,15 +39,9 @@ SIZES = tuple(4096 * 4**i for i in range(7))  # 4 KB .. 16 MB
 RANKS = (2, 4)
 MANY, MANY_SIZES = 8, (SIZES[0], SIZES[3], SIZES[5])
 ROUTES = (
-    "linear",
-    "ring",
-    "tree",
-    "double_tree",
-    "butterfly",
-    "halving_doubling",
-    "hierarchical(2, butterfly)",
-    "blueconnect(2, 2)",
-)
+    "linear", "ring", "tree", "double_tree", "butterfly", "halving_doubling",
+    "hierarchical(2, butterfly)", "blueconnect(2, 2)",
+)  # fmt: skip
 NATIVE, TWIN, FASTEST = "native", "native, again", "fastest"
 THRESHOLD = "<= 1.1"
 _CALLS = 8  # of a block, at most
@@ -57,19 +51,12 @@ _TIME = ": time"
 
 @dataclass(frozen=True)
 class RouteTimes:
-    """Times of every route for one size and number of ranks.
-
-    Attributes:
-        ranks: number of ranks.
-        nbytes: of the message.
-        times: route -> seconds of an all-reduce, block by block.
-        chosen: the route that ``fastest`` chose.
-    """
+    """Times of every route for one size and number of ranks."""
 
     ranks: int
-    nbytes: int
-    times: Mapping[str, Sequence[float]]
-    chosen: str
+    nbytes: int  # of the message
+    times: Mapping[str, Sequence[float]]  # route -> seconds of an all-reduce, block by block
+    chosen: str  # the route that ``fastest`` chose
 
     @property
     def case(self) -> str:
@@ -169,14 +156,7 @@ SUITE = Suite("routes", "each route against torch's own all-reduce, by size and 
 
 
 def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> RouteTimes:
-    """Time every route for one size, in one set of workers.
-
-    Args:
-        ranks: number of ranks.
-        nbytes: of the message.
-        blocks: how often each route is timed.
-        calls: all-reduces in one timing, at most.
-    """
+    """Time every route ``blocks`` times for one size, at most ``calls`` all-reduces each time."""
     from shoal.wire.probe import in_a_row
 
     repeats = in_a_row(nbytes, calls)
@@ -203,15 +183,8 @@ def time_blocks(nbytes: int, blocks: int, repeats: int) -> tuple[dict[str, list[
     reduce = {name: routed(route, index, None) or dist.all_reduce for name, route in served.items()}
     reduce[TWIN] = reduce[NATIVE]
     message = torch.zeros(nbytes // 4)  # zeros stay zeros, however often they are summed
-    names = list(reduce)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for block in range(-2, blocks):  # two warm up: connections, buffers, the choice
-        for name in (names[i] for i in turns(block, len(names))):
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                reduce[name](message)
-            seconds[name].append((time.perf_counter() - begin) / repeats)
+    calls = {name: partial(each, message) for name, each in reduce.items()}
+    seconds = time_in_turns(calls, repeats, blocks)
     chooser = reduce[FASTEST]
     chosen = repr(chooser.chosen[nbytes]) if isinstance(chooser, RouteTuner) else ""
-    return {name: each[2:] for name, each in seconds.items()}, chosen
+    return seconds, chosen

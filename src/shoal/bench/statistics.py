@@ -64,8 +64,7 @@ class PairedEstimate:
 
     def passes(self, threshold: Threshold) -> bool | None:
         """Return :func:`verdict` on the ratio, by the half-width of the control."""
-        half_width = self.control.interval.half_width
-        return verdict(threshold, self.ratio.value, half_width=half_width)
+        return verdict(threshold, self.ratio.value, half_width=self.control.interval.half_width)
 
 
 def turns(block: int, count: int) -> list[int]:
@@ -114,10 +113,8 @@ def paired_ratios(one: Sequence[float], other: Sequence[float]) -> tuple[float, 
     (1.0,)
     """
     if len(one) != len(other):
-        raise BadArgument(
-            f"paired_ratios({len(one)} blocks, {len(other)} blocks)",
-            "blocks come in pairs; time every contender in every block",
-        )
+        call = f"paired_ratios({len(one)} blocks, {len(other)} blocks)"
+        raise BadArgument(call, "blocks come in pairs; time every contender in every block")
     if any(not seconds > 0 for seconds in (*one, *other)):
         raise BadArgument("paired_ratios", "a block took no time; put more steps in a block")
     single = [a / b for a, b in zip(one, other, strict=True)]
@@ -128,9 +125,8 @@ def compare(timings: Timings) -> PairedEstimate:
     """Estimate the ratios from the timings of at least ``MIN_BLOCKS`` blocks."""
     subject, peer, twin = timings
     if len(peer) < MIN_BLOCKS:
-        raise BadArgument(
-            f"compare({len(peer)} blocks)", f"a timing needs at least {MIN_BLOCKS} blocks"
-        )
+        why = f"a timing needs at least {MIN_BLOCKS} blocks"
+        raise BadArgument(f"compare({len(peer)} blocks)", why)
     ratios = paired_ratios(subject, peer)
     controls = paired_ratios(twin[1:], peer[1:])  # peer and twin swap after every second block
     return PairedEstimate(estimate(ratios), estimate(controls))

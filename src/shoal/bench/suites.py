@@ -23,16 +23,10 @@ def silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """How to run a suite.
+    """How to run a suite."""
 
-    Attributes:
-        quick: end within a minute: fewer cases and blocks.
-        seed: of data and initial parameters.
-        progress: called while the suite runs.
-    """
-
-    quick: bool = False
-    seed: int = 0
+    quick: bool = False  # end within a minute: fewer cases and blocks
+    seed: int = 0  # of data and initial parameters
     progress: Progress = silent
 
     def seeds(self, count: int) -> range:
@@ -44,16 +38,12 @@ class BenchSettings:
 class Suite:
     """A named set of measurements.
 
-    Attributes:
-        name: what one types.
-        summary: one line for ``shoal bench --list``.
-        run: yields each result as soon as it is known.
-        draw: writes plots of a report into a folder, and returns their paths.
-        seeds: how many it uses, from the one in its settings on; one if quick.
+    ``run`` yields each result as soon as it is known. ``draw`` writes plots of a report into a
+    folder, and returns their paths. ``seeds`` is how many it uses; one if quick.
     """
 
     name: str
-    summary: str
+    summary: str  # one line for ``shoal bench --list``
     run: Callable[[BenchSettings], Iterable[Result]]
     draw: Callable[[Report, Path], Iterable[Path]] | None = None
     seeds: int = 1
@@ -89,28 +79,22 @@ def header(suite: str, seeds: tuple[int, ...]) -> Header:
 
     import shoal
 
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions["shoal"] = shoal.__version__
     return Header(
         suite=suite,
         commit=_commit(Path(__file__).parent),
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine(),
-        versions={
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "shoal": shoal.__version__,
-        },
+        versions=versions,
         seeds=seeds,
     )
 
 
 def machine() -> Machine:
     """Describe this machine."""
-    return Machine(
-        cpu=_cpu(),
-        cores=usable_cores(),
-        memory_nbytes=_memory_nbytes(),
-        kernel=f"{platform.system()} {platform.release()}",
-    )
+    kernel = f"{platform.system()} {platform.release()}"
+    return Machine(_cpu(), usable_cores(), _memory_nbytes(), kernel)
 
 
 def _cpu() -> str:
@@ -133,12 +117,8 @@ def _commit(folder: Path) -> str:
     """Return the commit of the sources, ``-dirty`` if edited since; "unknown" outside of git."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *words],
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
+        command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     describe = ("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty")

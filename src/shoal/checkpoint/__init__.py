@@ -24,13 +24,6 @@ from shoal.checkpoint.save import save
 from shoal.checkpoint.state import Loaded, SaveOptions, State
 
 __all__ = [
-    "Loaded",
-    "SaveOptions",
-    "State",
-    "load",
-    "match",
-    "newest",
-    "rng_state",
-    "save",
+    "Loaded", "SaveOptions", "State", "load", "match", "newest", "rng_state", "save",
     "set_rng_state",
-]
+]  # fmt: skip

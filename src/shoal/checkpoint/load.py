@@ -33,8 +33,7 @@ def load(
     Args:
         path: one checkpoint (``…/step-00000120``), or a directory of checkpoints, of which the
             newest valid one is loaded; damaged ones that are skipped are logged.
-        rank: the rank of this worker.
-        size: the number of workers now.
+        rank, size: the rank of this worker, and the number of workers now.
         group: the workers that load together; None for a single process.
         into: a template of ``shared``: its tensors are filled in place, DTensors with their
             shards, however the tensor was sharded when it was saved.
@@ -49,7 +48,9 @@ def load(
     workers = CheckpointGroup(group)
     candidates = workers.gather("find", lambda: [str(p) for p in _candidates(path)])[0]
     chosen, manifest = _first_valid([Path(candidate) for candidate in candidates], workers)
-    workers.run("fit", lambda: _check_fit(chosen, manifest, into))
+    from shoal.checkpoint.dcp.read import check_template  # importing DCP takes long
+
+    workers.run("fit", lambda: check_template(into or {}, manifest, str(chosen)))
     return workers.run("read", lambda: _read(chosen, manifest, rank, size, into))
 
 
@@ -98,13 +99,6 @@ def _verify(path: Path, workers: CheckpointGroup) -> Manifest:
         for name, chunk in list(manifest.chunks())[workers.rank :: workers.size]:
             files.verify(name, chunk)
     return manifest
-
-
-def _check_fit(path: Path, manifest: Manifest, into: Nested | None) -> None:
-    if into is not None:
-        from shoal.checkpoint.dcp.read import check_template
-
-        check_template(into, manifest, str(path))
 
 
 def _read(path: Path, manifest: Manifest, rank: int, size: int, into: Nested | None) -> Loaded:

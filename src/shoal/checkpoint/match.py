@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from shoal.checkpoint.state import Loaded
 from shoal.errors import CheckpointMismatch
 
 
-class TensorLike(Protocol):
-    """Anything with a shape and a dtype, such as a tensor on the meta device."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """The size of each dimension."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the elements."""
-
-
-def match(expected: Mapping[str, TensorLike], loaded: Loaded, *, under: str = "model") -> None:
+def match(expected: Mapping[str, Tensor], loaded: Loaded, *, under: str = "model") -> None:
     """Raise if the checkpoint is of another model.
 
     Args:
-        expected: the model's tensors by name; only shapes and dtypes are used.
+        expected: the model's tensors by name, perhaps on the meta device: values are not used.
         loaded: the result of :func:`load`.
         under: the key of ``loaded.shared`` that holds the model's state.
 
@@ -48,14 +35,13 @@ def match(expected: Mapping[str, TensorLike], loaded: Loaded, *, under: str = "m
             raise CheckpointMismatch(f"{name}: {where} has it, the model does not")
 
 
-def require_same_type(name: str, expected: TensorLike, saved: TensorLike, where: str) -> None:
+def require_same_type(name: str, expected: Tensor, saved: Tensor, where: str) -> None:
     """Raise if two tensors differ in shape or dtype.
 
     Raises:
         CheckpointMismatch: names both.
     """
-    if tuple(expected.shape) != tuple(saved.shape):
-        a, b = tuple(expected.shape), tuple(saved.shape)
+    if (a := tuple(expected.shape)) != (b := tuple(saved.shape)):
         raise CheckpointMismatch(f"{name}: shape {a} in the model, {b} in {where}")
     if expected.dtype != saved.dtype:
         text = f"{name}: {expected.dtype} in the model, {saved.dtype} in {where}"

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,11 @@ _ENTRY_NBYTES = 512
 def save(
     root: str | os.PathLike[str], state: State, *, step: int, options: SaveOptions | None = None
 ) -> Path:
-    """Save ``state`` under ``root``; all workers of ``options.group`` must call this.
+    """Save ``state`` under ``root`` and return the directory of the new checkpoint.
 
-    Until it returns, the previous checkpoint is unchanged. If one worker fails, all raise.
-
-    Args:
-        root: the directory of checkpoints, on a filesystem that all workers share.
-        state: the state to save.
-        step: the number of steps done; saving a step again replaces it, atomically.
-        options: how many checkpoints to keep, and which workers save together.
-
-    Returns:
-        The directory of the new checkpoint.
+    All workers of ``options.group`` must call this, and ``root`` must be on a filesystem that they
+    share. Until it returns, the previous checkpoint is unchanged. ``step`` is the number of steps
+    done; saving a step again replaces it, atomically.
 
     Raises:
         CheckpointError: on all workers, with the reason of the worker that failed.
@@ -51,18 +43,23 @@ def save(
     token, directory = group.gather("check", lambda: _check(root, step))[0]
     pending = PendingSave(Path(directory), step, token)
     main = group.rank == 0
-    with contextlib.ExitStack() as lock, _roll_back_on_error(pending, main):
-        plans, alias = plan_writes(writer.planner, group.gather("plan", writer.describe))
-        nbytes = sum(nbytes_of(plan) + _ENTRY_NBYTES * len(plan.items) for plan in plans)
-        group.run("open", lambda: _open(pending, nbytes, lock) if main else None)
-        group.run("see", lambda: _check_visible(pending))
+    with contextlib.ExitStack() as lock:
+        try:
+            plans, alias = plan_writes(writer.planner, group.gather("plan", writer.describe))
+            nbytes = sum(nbytes_of(plan) + _ENTRY_NBYTES * len(plan.items) for plan in plans)
+            group.run("open", lambda: _open(pending, nbytes, lock) if main else None)
+            group.run("see", lambda: _check_visible(pending))
 
-        def write() -> dict[str, Any]:
-            with commit.disk_space(pending.root, nbytes):
-                return writer.write(pending.data_file(group.rank), plans[group.rank])
+            def write() -> dict[str, Any]:
+                with commit.disk_space(pending.root, nbytes):
+                    return writer.write(pending.data_file(group.rank), plans[group.rank])
 
-        manifest = writer.manifest(step, group.gather("write", write), alias)
-        group.run("commit", lambda: _commit(pending, manifest) if main else None)
+            manifest = writer.manifest(step, group.gather("write", write), alias)
+            group.run("commit", lambda: _commit(pending, manifest) if main else None)
+        except BaseException:
+            if main:
+                pending.roll_back()  # all ranks have stopped writing by now
+            raise
         if main:
             try:
                 commit.prune(pending, options.keep)
@@ -94,14 +91,3 @@ def _check_visible(pending: PendingSave) -> None:
 def _commit(pending: PendingSave, manifest: Manifest) -> None:
     with commit.disk_space(pending.root, _MANIFEST_NBYTES):
         commit.commit(pending, manifest)
-
-
-@contextlib.contextmanager
-def _roll_back_on_error(pending: PendingSave, main: bool) -> Iterator[None]:
-    """Delete what a failed save has written; all ranks have stopped writing by then."""
-    try:
-        yield
-    except BaseException:
-        if main:
-            pending.roll_back()
-        raise

@@ -20,13 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from shoal.errors import UsageError
 from shoal.samples.order import SampleRange, batches, mix, order, part
-from shoal.samples.reader import (
-    BatchSlice,
-    IndexedSamples,
-    SampleReader,
-    data_loader,
-    empty_batch,
-)
+from shoal.samples.reader import BatchSlice, IndexedSamples, SampleReader, data_loader, empty_batch
 
 UNKNOWN = -1  # the length of a stream that has none
 

@@ -1,20 +1,10 @@
 """A slow network on one machine: hosts that are network namespaces, each behind a rate limit."""
 
-from __future__ import annotations
-
 from shoal.testbed.network import Testbed, down, limit, up
 from shoal.testbed.plan import TestbedHost, TestbedPlan, plan
 from shoal.testbed.record import TestbedRecord, find, records
 
 __all__ = [
-    "Testbed",
-    "TestbedHost",
-    "TestbedPlan",
-    "TestbedRecord",
-    "down",
-    "find",
-    "limit",
-    "plan",
-    "records",
-    "up",
-]
+    "Testbed", "TestbedHost", "TestbedPlan", "TestbedRecord", "down", "find", "limit", "plan",
+    "records", "up",
+]  # fmt: skip

@@ -62,20 +62,18 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
         tempfile.TemporaryFile() as output,
         _signals() as received,
     ):
-        launchers = [
-            subprocess.Popen(
-                inside(
-                    host,
-                    (*python, *arguments(bed, command, options_of(rank, options, spare), rank)),
-                ),
+        launchers = []
+        for rank, host in enumerate(bed.hosts):
+            words = arguments(bed, command, options_of(rank, options, spare), rank)
+            launcher = subprocess.Popen(
+                inside(host, (*python, *words)),
                 env=env,
                 stdout=output if rank and hidden else None,
                 stderr=output if rank else None,
                 preexec_fn=die_with_parent(),
                 start_new_session=True,  # this process passes Ctrl-C on, once
             )
-            for rank, host in enumerate(bed.hosts)
-        ]
+            launchers.append(launcher)
         code = _wait(launchers, received)
         if code and launchers[0].returncode == 0:
             output.seek(0)

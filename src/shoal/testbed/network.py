@@ -40,7 +40,7 @@ def up(wanted: TestbedPlan) -> TestbedRecord:
     """Make a testbed that stays until :func:`down`.
 
     Raises:
-        UsageError: the machine missing something, or a testbed of this name exists.
+        UsageError: the machine lacks something, or a testbed of this name exists.
     """
     with Testbed(len(wanted.hosts), show_rate(wanted.rate), name=wanted.name) as bed:
         return bed.keep()
@@ -69,16 +69,11 @@ def limit(rate: str, name: str = DEFAULT_NAME) -> TestbedRecord:
 
 
 class Testbed:
-    """A testbed that exists inside a ``with`` block.
+    """A testbed that exists inside a ``with`` block; ``rate`` limits each host in each direction.
 
     >>> bed = Testbed(hosts=2, rate="100mbit", name="example")
     >>> bed.plan.hosts[1].address
     '10.77.0.2'
-
-    Args:
-        hosts: number of hosts.
-        rate: of each host, in each direction.
-        name: by default one with this process's pid.
     """
 
     __test__ = False  # pytest: not a class of tests
@@ -118,13 +113,7 @@ class Testbed:
     def start(
         self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
     ) -> list[subprocess.Popen[str]]:
-        """Start a Python program on every host, one rank each, in torchrun's environment.
-
-        Args:
-            words: the arguments of ``python``.
-            env: more environment variables.
-            stdout: as for :class:`subprocess.Popen`.
-        """
+        """Run ``python *words`` on every host, one rank each, in torchrun's environment."""
         return [
             subprocess.Popen(
                 inside(host, (sys.executable, *words)),
@@ -153,22 +142,17 @@ def environment(bed: TestbedPlan, rank: int) -> dict[str, str]:
 
 
 def require_support() -> None:
-    """Raise a UsageError that names everything that this machine missing for a testbed."""
+    """Raise a UsageError that names everything that this machine lacks for a testbed."""
     missing = []
     if not sys.platform.startswith("linux"):
         missing.append(f"Linux (this is {sys.platform})")
     elif os.geteuid() != 0:
         missing.append(f"root (you are user {os.geteuid()}): run it with sudo")
-    missing += [
-        f"the command {tool} (Debian: apt install iproute2)"
-        for tool in ("ip", "tc")
-        if shutil.which(tool) is None
-    ]
+    tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    missing += [f"the command {tool} (Debian: apt install iproute2)" for tool in tools]
     if missing:
-        raise UsageError(
-            "a testbed is made of network namespaces and traffic limits, which need "
-            + " and ".join(missing)
-        )
+        what = "a testbed is made of network namespaces and traffic limits, which need"
+        raise UsageError(f"{what} {' and '.join(missing)}")
 
 
 def _claim(wanted: TestbedPlan) -> TestbedRecord:

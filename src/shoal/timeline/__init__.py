@@ -5,8 +5,6 @@ A worker records spans (:class:`Recorder`) and writes them to a file at the end 
 as an HTML page, or exported for Perfetto.
 """
 
-from __future__ import annotations
-
 from shoal.timeline.files import collect
 from shoal.timeline.page import page, write_page
 from shoal.timeline.perfetto import trace, write_trace
@@ -17,24 +15,7 @@ from shoal.timeline.table import plain_table, rich_table
 from shoal.timeline.timeline import Timeline
 
 __all__ = [
-    "COMPUTE",
-    "DATA",
-    "EXCHANGE",
-    "LANES",
-    "NO_STEP",
-    "WAIT",
-    "Lane",
-    "NullRecorder",
-    "Recorder",
-    "Row",
-    "Span",
-    "Summary",
-    "Timeline",
-    "collect",
-    "page",
-    "plain_table",
-    "rich_table",
-    "trace",
-    "write_page",
-    "write_trace",
-]
+    "COMPUTE", "DATA", "EXCHANGE", "LANES", "NO_STEP", "WAIT", "Lane", "NullRecorder", "Recorder",
+    "Row", "Span", "Summary", "Timeline", "collect", "page", "plain_table", "rich_table", "trace",
+    "write_page", "write_trace",
+]  # fmt: skip

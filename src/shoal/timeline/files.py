@@ -38,18 +38,14 @@ def collect(directory: str | Path) -> Timeline:
     if not paths:
         why = "record the run with timeline=True, and wait for its end"
         raise UsageError(f"no spans-*.jsonl in {directory}: {why}")
-    timelines: list[Timeline] = []
-    torn: dict[str, str] = {}
-    for worker in sorted(paths):
-        timeline, why = read_lines(paths[worker].read_text("utf-8", errors="replace"))
-        timelines.append(timeline)
-        if why:
-            torn[str(worker)] = why
-    merged = timelines[0].merge(*timelines[1:])
+    texts = {w: paths[w].read_text("utf-8", errors="replace") for w in sorted(paths)}
+    read = {str(worker): read_lines(text) for worker, text in texts.items()}
+    first, *others = (timeline for timeline, _ in read.values())
+    merged = first.merge(*others)
     workers = merged.meta.get("workers")
     expected = range(workers) if isinstance(workers, int) else ()
     meta = dict(merged.meta)
-    if torn:
+    if torn := {worker: why for worker, (_, why) in read.items() if why}:
         meta["torn"] = torn
     if missing := sorted(set(expected) - paths.keys()):
         meta["missing"] = missing

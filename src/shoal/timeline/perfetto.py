@@ -29,7 +29,10 @@ _TRACKS = ("step", *LANES)
 def trace(timeline: Timeline) -> dict[str, Any]:
     """Return the trace as a JSON object: complete ("X") events in microseconds, and names."""
     zero = min((span.start for span in timeline.spans), default=0.0)
-    events = [event for worker in timeline.workers for event in _process(worker)]
+    events = []
+    for worker in timeline.workers:
+        events.append(_meta("process_name", worker, 0, {"name": f"worker {worker}"}))
+        events.append(_meta("process_sort_index", worker, 0, {"sort_index": worker}))
     tracks: dict[tuple[int, str], list[Span]] = defaultdict(list)
     for span in (*_steps(timeline), *timeline.spans):
         tracks[span.worker, span.lane].append(span)
@@ -50,11 +53,6 @@ def _steps(timeline: Timeline) -> list[Span]:
         Span(worker, "step", f"step {step}", start, end - start, 0, step)
         for (worker, step), (start, end) in steps
     ]
-
-
-def _process(worker: int) -> Iterator[dict[str, Any]]:
-    yield _meta("process_name", worker, 0, {"name": f"worker {worker}"})
-    yield _meta("process_sort_index", worker, 0, {"sort_index": worker})
 
 
 def _thread(worker: int, track: str, spans: list[Span], zero: float) -> Iterator[dict[str, Any]]:

@@ -96,24 +96,15 @@ class NullRecorder(Recorder):
         super().__init__(worker, capacity=1)
         self._null_span = NullSpan(self, ("", ""), 0, NO_STEP)
 
-    def add(
-        self,
-        lane: str,
-        name: str,
-        start: float,
-        seconds: float,
-        nbytes: int = 0,
-        step: int = NO_STEP,
-    ) -> None:
+    def add(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
     def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> OpenSpan:
         """Return a context manager that records nothing."""
         return self._null_span
 
-    def write(self, directory: str | Path, meta: Mapping[str, Any] | None = None) -> Path | None:
-        """Return None without writing."""
-        return None
+    def write(self, directory: str | Path, meta: Mapping[str, Any] | None = None) -> None:
+        """Do nothing."""
 
 
 class OpenSpan:
@@ -154,11 +145,9 @@ def _clocks(tries: int = 5) -> tuple[int, float]:
 
     Of several tries, the one with the shortest gap between the two readings counts.
     """
-    best: tuple[int, int, int] | None = None
+    readings = []
     for _ in range(tries):
-        before = time.perf_counter_ns()
-        unix = time.time_ns()
-        gap = time.perf_counter_ns() - before
-        if best is None or gap < best[0]:
-            best = gap, unix, before + gap // 2
-    return (best[1], best[2] / 1e9) if best else (time.time_ns(), time.perf_counter())
+        before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        readings.append((after - before, unix, (before + after) // 2))
+    _, unix, moment = min(readings)
+    return unix, moment / 1e9

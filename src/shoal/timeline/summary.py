@@ -68,7 +68,10 @@ def summarise(spans: Iterable[Span]) -> Summary:
         if span.step >= 0:
             by_worker[span.worker].append(span)
     rows = tuple(_row(worker, by_worker[worker]) for worker in sorted(by_worker))
-    return Summary(rows, _total(rows))
+    parts = tuple(sum(row.parts[i] for row in rows) for i in range(len(PARTS)))
+    names = [name for name in Row._fields if name not in ("worker", "parts")]
+    sums = {name: sum(getattr(row, name) for row in rows) for name in names}
+    return Summary(rows, Row(worker=None, parts=parts, **sums))
 
 
 def windows(spans: Iterable[Span]) -> dict[tuple[int, int], Interval]:
@@ -112,10 +115,3 @@ def _parts(wall: float, layers: Iterable[list[Interval]]) -> tuple[float, ...]:
         covered = union([*covered, *layer])
         parts.append(max(0.0, length(covered) - before))
     return (*parts, max(0.0, wall - length(covered)))
-
-
-def _total(rows: Sequence[Row]) -> Row:
-    parts = tuple(sum(row.parts[i] for row in rows) for i in range(len(PARTS)))
-    names = [name for name in Row._fields if name not in ("worker", "parts")]
-    sums = {name: sum(getattr(row, name) for row in rows) for name in names}
-    return Row(worker=None, parts=parts, **sums)

@@ -15,7 +15,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from shoal.errors import BadArgument, UnknownName, UsageError
@@ -62,18 +61,19 @@ class Timeline:
         timelines = (self, *others)
         origins = [t.meta["origin_ns"] for t in timelines if "origin_ns" in t.meta]
         origin = min(origins, default=0)
-        delays = ((t.meta.get("origin_ns", origin) - origin) / 1e9 for t in timelines)
-        shifted = (_shift(t, delay) for t, delay in zip(timelines, delays, strict=True))
+        spans: list[Span] = []
+        for t in timelines:
+            delay = (t.meta.get("origin_ns", origin) - origin) / 1e9
+            spans += (span._replace(start=span.start + delay) for span in t.spans)
         meta = _merge_facts(t.meta for t in timelines)
         if origins:
             meta["origin_ns"] = origin
-        return Timeline(chain.from_iterable(shifted), meta)
+        return Timeline(spans, meta)
 
     def to_json(self) -> str:
         """Return JSON lines: a header with the facts, then one span for each line."""
         header = {"format": FORMAT, "spans": len(self.spans), "meta": self.meta}
-        lines = chain([json.dumps(header)], (json.dumps(span) for span in self.spans))
-        return "\n".join(lines) + "\n"
+        return "".join(json.dumps(line) + "\n" for line in (header, *self.spans))
 
     @classmethod
     def from_json(cls, text: str) -> Timeline:
@@ -134,12 +134,6 @@ def _check(span: Span) -> None:
         raise UnknownName("lane", span.lane, LANES)
     if not (math.isfinite(span.start) and math.isfinite(span.seconds) and span.seconds >= 0):
         raise BadArgument(str(span), "start and seconds must be finite, and seconds not negative")
-
-
-def _shift(timeline: Timeline, seconds: float) -> Iterable[Span]:
-    if not seconds:
-        return timeline.spans
-    return (span._replace(start=span.start + seconds) for span in timeline.spans)
 
 
 def _merge_facts(metas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

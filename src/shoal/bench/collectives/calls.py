@@ -37,71 +37,42 @@ class TorchCollective:
     traffic: Callable[[int], float]
 
 
-def _all_reduce(group: Group, numel: int) -> Call:
-    return partial(dist.all_reduce, torch.zeros(numel), group=group)
+def _whole(group: Group, numel: int) -> Tensor:
+    return torch.zeros(numel)
 
 
-def _bucket(group: Group, numel: int) -> Call:
+def _bucket(group: Group, numel: int) -> Tensor:
     from shoal.wire.shm import allocate
 
-    return partial(dist.all_reduce, allocate(numel, torch.float32, group), group=group)
+    return allocate(numel, torch.float32, group)
 
 
-def _reduce(group: Group, numel: int) -> Call:
-    return partial(dist.reduce, torch.zeros(numel), group_dst=0, group=group)
+def _part(group: Group, numel: int) -> Tensor:
+    return torch.zeros(numel // group.size())
 
 
-def _broadcast(group: Group, numel: int) -> Call:
-    return partial(dist.broadcast, torch.zeros(numel), group_src=0, group=group)
+def _parts(group: Group, numel: int) -> list[Tensor]:
+    return [_part(group, numel) for _ in range(group.size())]
 
 
-def _parts(group: Group, numel: int) -> tuple[Tensor, list[Tensor]]:
-    """Return one part, and a list with one part for each rank."""
-    size = dist.get_world_size(group)
-    return torch.zeros(numel // size), [torch.zeros(numel // size) for _ in range(size)]
+def _flat(group: Group, numel: int) -> Tensor:
+    """Return one tensor with the parts of all ranks."""
+    return torch.zeros(numel // group.size() * group.size())
 
 
-def _flat(group: Group, numel: int) -> tuple[Tensor, Tensor]:
-    """Return one part, and one tensor with the parts of all ranks."""
-    size = dist.get_world_size(group)
-    return torch.zeros(numel // size), torch.zeros(numel // size * size)
+def _parts_at_root(group: Group, numel: int) -> list[Tensor] | None:
+    return _parts(group, numel) if group.rank() == 0 else None
 
 
-def _all_gather(group: Group, numel: int) -> Call:
-    part, parts = _parts(group, numel)
-    return partial(dist.all_gather, parts, part, group=group)
+def _call(
+    function: Callable[..., object], *buffers: Callable[[Group, int], object], **root: int
+) -> Callable[[Group, int], Call]:
+    """Return a function that makes the buffers and binds them to a collective of torch."""
 
+    def prepare(group: Group, numel: int) -> Call:
+        return partial(function, *(make(group, numel) for make in buffers), group=group, **root)
 
-def _all_gather_flat(group: Group, numel: int) -> Call:
-    part, whole = _flat(group, numel)
-    return partial(_ALL_GATHER, whole, part, group=group)
-
-
-def _reduce_scatter(group: Group, numel: int) -> Call:
-    part, parts = _parts(group, numel)
-    return partial(dist.reduce_scatter, part, parts, group=group)
-
-
-def _reduce_scatter_flat(group: Group, numel: int) -> Call:
-    part, whole = _flat(group, numel)
-    return partial(_REDUCE_SCATTER, part, whole, group=group)
-
-
-def _all_to_all(group: Group, numel: int) -> Call:
-    _, whole = _flat(group, numel)
-    return partial(dist.all_to_all_single, torch.zeros_like(whole), whole, group=group)
-
-
-def _gather(group: Group, numel: int) -> Call:
-    part, parts = _parts(group, numel)
-    at_root = parts if dist.get_rank(group) == 0 else None
-    return partial(dist.gather, part, at_root, group_dst=0, group=group)
-
-
-def _scatter(group: Group, numel: int) -> Call:
-    part, parts = _parts(group, numel)
-    at_root = parts if dist.get_rank(group) == 0 else None
-    return partial(dist.scatter, part, at_root, group_src=0, group=group)
+    return prepare
 
 
 def _send_recv(group: Group, numel: int) -> Call:
@@ -131,19 +102,21 @@ def _both_ways(ranks: int) -> float:
     return 2 * (ranks - 1) / ranks
 
 
-IN_PLACE = TorchCollective("all_reduce of a shared bucket", _bucket, _both_ways)
-ALL_REDUCE = TorchCollective("all_reduce", _all_reduce, _both_ways)
+IN_PLACE = TorchCollective(
+    "all_reduce of a shared bucket", _call(dist.all_reduce, _bucket), _both_ways
+)
+ALL_REDUCE = TorchCollective("all_reduce", _call(dist.all_reduce, _whole), _both_ways)
 COLLECTIVES = (
     ALL_REDUCE,
     IN_PLACE,
-    TorchCollective("broadcast", _broadcast, _full),
-    TorchCollective("reduce", _reduce, _full),
-    TorchCollective("all_gather", _all_gather, _one_way),
-    TorchCollective("all_gather_single", _all_gather_flat, _one_way),
-    TorchCollective("reduce_scatter", _reduce_scatter, _one_way),
-    TorchCollective("reduce_scatter_single", _reduce_scatter_flat, _one_way),
-    TorchCollective("all_to_all_single", _all_to_all, _one_way),
-    TorchCollective("gather", _gather, _one_way),
-    TorchCollective("scatter", _scatter, _one_way),
+    TorchCollective("broadcast", _call(dist.broadcast, _whole, group_src=0), _full),
+    TorchCollective("reduce", _call(dist.reduce, _whole, group_dst=0), _full),
+    TorchCollective("all_gather", _call(dist.all_gather, _parts, _part), _one_way),
+    TorchCollective("all_gather_single", _call(_ALL_GATHER, _flat, _part), _one_way),
+    TorchCollective("reduce_scatter", _call(dist.reduce_scatter, _part, _parts), _one_way),
+    TorchCollective("reduce_scatter_single", _call(_REDUCE_SCATTER, _part, _flat), _one_way),
+    TorchCollective("all_to_all_single", _call(dist.all_to_all_single, _flat, _flat), _one_way),
+    TorchCollective("gather", _call(dist.gather, _part, _parts_at_root, group_dst=0), _one_way),
+    TorchCollective("scatter", _call(dist.scatter, _part, _parts_at_root, group_src=0), _one_way),
     TorchCollective("send and recv", _send_recv, _full),
 )

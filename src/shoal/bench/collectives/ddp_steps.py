@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from shoal.bench.blocks import keep_memory
 from shoal.bench.report import Result, Threshold
-from shoal.bench.statistics import ORDERS, Timings, compare, lenient_verdict, slowest
+from shoal.bench.statistics import ORDERS, Estimate, Timings, compare, lenient_verdict, slowest
 from shoal.bench.suites import BenchSettings
 from shoal.models import gpt, mlp
 from shoal.testing.processes import run_workers
@@ -34,10 +34,7 @@ def _gpt() -> tuple[nn.Module, Tensor, Tensor]:
     return gpt(256, 64, layers=4, width=192), text[:, :-1], text[:, 1:]
 
 
-_MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor]]] = {
-    "mlp of 25 M": _mlp,
-    "small gpt": _gpt,
-}
+_MODELS = {"mlp of 25 M": _mlp, "small gpt": _gpt}
 
 
 def steps(settings: BenchSettings) -> Iterator[Result]:
@@ -47,23 +44,15 @@ def steps(settings: BenchSettings) -> Iterator[Result]:
         workers = run_workers(2, time_steps, name, _BLOCKS, seconds=900)
         timings = Timings(*(slowest(seconds) for seconds in zip(*workers, strict=True)))
         paired, case = compare(timings), f"{name}, 2 workers"
-        ratio, control = paired.ratio, paired.control
-        milliseconds = 1e3 * median(timings.subject)
-        row = Result(case, "step time of DDP", milliseconds, "ms", "DDP on gloo", 1.0)
-        yield replace(
-            row,
-            ratio=ratio.value,
-            interval=ratio.interval,
-            threshold=threshold,
-            passes=lenient_verdict(Threshold.parse(threshold), ratio, control),
-        )
-        yield replace(
-            row,
-            case=f"{case}, A/A",
-            value=1e3 * median(timings.twin),
-            ratio=control.value,
-            interval=control.interval,
-        )
+        passes = lenient_verdict(Threshold.parse(threshold), paired.ratio, paired.control)
+        row = _row(case, timings.subject, paired.ratio)
+        yield replace(row, threshold=threshold, passes=passes)
+        yield _row(f"{case}, A/A", timings.twin, paired.control)
+
+
+def _row(case: str, seconds: Sequence[float], ratio: Estimate) -> Result:
+    times = "step time of DDP", 1e3 * median(seconds), "ms"
+    return Result(case, *times, "DDP on gloo", ratio.value, ratio.interval)
 
 
 def time_steps(name: str, blocks: int) -> list[list[float]]:

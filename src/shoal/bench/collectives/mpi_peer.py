@@ -115,7 +115,26 @@ def prepare(mpi: Any, name: str, numel: int) -> Call:
     MPI has only flat buffers, so torch's forms with lists are compared with these, and an
     all_reduce of a shared bucket with MPI's only Allreduce.
     """
-    return _CALLS[name](mpi, numel, numel // mpi.COMM_WORLD.size)
+    world, each = mpi.COMM_WORLD, numel // mpi.COMM_WORLD.size
+    root = world.rank == 0
+    whole, part, flat = (partial(_buffer, mpi, n) for n in (numel, each, each * world.size))
+
+    def reduce() -> Call:
+        buffers = (mpi.IN_PLACE, whole()) if root else (whole(), None)
+        return partial(world.Reduce, *buffers, mpi.SUM, 0)
+
+    calls: dict[str, Callable[[], Call]] = {
+        "all_reduce": lambda: partial(world.Allreduce, mpi.IN_PLACE, whole()),
+        "broadcast": lambda: partial(world.Bcast, whole(), 0),
+        "reduce": reduce,
+        "all_gather": lambda: partial(world.Allgather, part(), flat()),
+        "reduce_scatter": lambda: partial(world.Reduce_scatter_block, flat(), part()),
+        "all_to_all": lambda: partial(world.Alltoall, flat(), flat()),
+        "gather": lambda: partial(world.Gather, part(), flat() if root else None, 0),
+        "scatter": lambda: partial(world.Scatter, flat() if root else None, part(), 0),
+        "send and recv": lambda: partial(_send_recv, world, _buffer(mpi, numel // 2)),
+    }
+    return calls[name.removesuffix("_single").removesuffix(" of a shared bucket")]()
 
 
 def _buffer(mpi: Any, numel: int) -> list[Any]:
@@ -125,73 +144,10 @@ def _buffer(mpi: Any, numel: int) -> list[Any]:
     return [mpi.buffer(torch.zeros(numel)), mpi.FLOAT]
 
 
-def _all_reduce(mpi: Any, numel: int, each: int) -> Call:
-    return partial(mpi.COMM_WORLD.Allreduce, mpi.IN_PLACE, _buffer(mpi, numel))
-
-
-def _broadcast(mpi: Any, numel: int, each: int) -> Call:
-    return partial(mpi.COMM_WORLD.Bcast, _buffer(mpi, numel), 0)
-
-
-def _reduce(mpi: Any, numel: int, each: int) -> Call:
-    x, world = _buffer(mpi, numel), mpi.COMM_WORLD
-    buffers = (mpi.IN_PLACE, x) if world.rank == 0 else (x, None)
-    return partial(world.Reduce, *buffers, mpi.SUM, 0)
-
-
-def _all_gather(mpi: Any, numel: int, each: int) -> Call:
-    world = mpi.COMM_WORLD
-    return partial(world.Allgather, _buffer(mpi, each), _buffer(mpi, each * world.size))
-
-
-def _reduce_scatter(mpi: Any, numel: int, each: int) -> Call:
-    world = mpi.COMM_WORLD
-    whole, part = _buffer(mpi, each * world.size), _buffer(mpi, each)
-    return partial(world.Reduce_scatter_block, whole, part)
-
-
-def _all_to_all(mpi: Any, numel: int, each: int) -> Call:
-    buffers = (_buffer(mpi, each * mpi.COMM_WORLD.size) for _ in range(2))
-    return partial(mpi.COMM_WORLD.Alltoall, *buffers)
-
-
-def _gather(mpi: Any, numel: int, each: int) -> Call:
-    world = mpi.COMM_WORLD
-    whole = _buffer(mpi, each * world.size) if world.rank == 0 else None
-    return partial(world.Gather, _buffer(mpi, each), whole, 0)
-
-
-def _scatter(mpi: Any, numel: int, each: int) -> Call:
-    world = mpi.COMM_WORLD
-    whole = _buffer(mpi, each * world.size) if world.rank == 0 else None
-    return partial(world.Scatter, whole, _buffer(mpi, each), 0)
-
-
-def _send_recv(mpi: Any, numel: int, each: int) -> Call:
-    x, world = _buffer(mpi, numel // 2), mpi.COMM_WORLD
-
-    def call() -> None:
-        if world.rank == 0:
-            world.Send(x, 1)
-            world.Recv(x, 1)
-        elif world.rank == 1:
-            world.Recv(x, 0)
-            world.Send(x, 0)
-
-    return call
-
-
-_CALLS: dict[str, Callable[[Any, int, int], Call]] = {
-    "all_reduce": _all_reduce,
-    "all_reduce of a shared bucket": _all_reduce,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_gather": _all_gather,
-    "all_gather_single": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_single": _reduce_scatter,
-    "all_to_all_single": _all_to_all,
-    "gather": _gather,
-    "scatter": _scatter,
-    "send and recv": _send_recv,
-}
+def _send_recv(world: Any, x: list[Any]) -> None:
+    if world.rank == 0:
+        world.Send(x, 1)
+        world.Recv(x, 1)
+    elif world.rank == 1:
+        world.Recv(x, 0)
+        world.Send(x, 0)

@@ -115,11 +115,9 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
-    """Return the suite for these ranks and sizes; for its usual ones where none are passed.
+    """Return the suite for these numbers of ranks and sizes in bytes.
 
-    Args:
-        ranks: numbers of ranks; 2 and 4.
-        sizes: of messages in bytes; 4 KB to 64 MB.
+    By default they are 2 and 4 ranks, and 4 KB to 64 MB.
 
     Raises:
         BadArgument: the messages of all ranks do not fit this machine's memory.
@@ -160,11 +158,7 @@ def run(
 def measure(ranks: int, nbytes: int, blocks: int, *, mpi: bool = False) -> dict[str, Times]:
     """Time every collective for one size, in one set of workers; return times by its name.
 
-    Args:
-        ranks: number of workers.
-        nbytes: of the message.
-        blocks: how often each contender is timed.
-        mpi: start the workers by ``mpirun``, so that MPI is a contender too.
+    With ``mpi`` the workers are started by ``mpirun``, so that MPI is a contender too.
     """
     if mpi:
         workers = mpi_peer.launch(ranks, nbytes, blocks)

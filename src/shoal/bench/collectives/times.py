@@ -8,12 +8,11 @@ sleep.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import memmove
 
+from shoal.bench.blocks import time_in_turns
 from shoal.bench.collectives.calls import COLLECTIVES, Call
-from shoal.bench.statistics import turns
 
 SHOAL, TWIN, GLOO, MPI, COPY = "shoal", "twin", "gloo", "mpi", "copy"
 Times = Mapping[str, Sequence[float]]
@@ -44,7 +43,7 @@ def time_blocks(
         calls[COPY] = _copier(nbytes) if world.rank() == 0 else lambda: None
         if prepare_mpi is not None:
             calls[MPI] = prepare_mpi(collective.name, nbytes // 4)
-        times.append(_in_turns(calls, repeats, blocks))
+        times.append(time_in_turns(calls, repeats, blocks))
     return times
 
 
@@ -53,19 +52,3 @@ def _copier(nbytes: int) -> Call:
 
     source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
     return lambda: memmove(target.data_ptr(), source.data_ptr(), nbytes)
-
-
-def _in_turns(calls: Mapping[str, Call], repeats: int, blocks: int) -> dict[str, list[float]]:
-    """Return seconds per call of each contender in each block; two more blocks warm up first."""
-    import torch.distributed as dist
-
-    names = list(calls)
-    seconds: dict[str, list[float]] = {who: [] for who in names}
-    for block in range(-2, blocks):
-        for who in (names[which] for which in turns(block, len(names))):
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                calls[who]()
-            seconds[who].append((time.perf_counter() - begin) / repeats)
-    return {who: each[2:] for who, each in seconds.items()}

@@ -1,6 +1,6 @@
 """Write one rank's state: flatten it, plan with all ranks, write the data file, make the manifest.
 
-DCP's own storage writer uses pickle, so :class:`RankFileWriter` replaces it.
+DCP's own storage writer uses pickle, so this module writes the file itself.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.planner import SavePlan
 
 from shoal.checkpoint.dcp.plan import check_savable, describe
 from shoal.checkpoint.files.manifest import Chunk, Manifest, TensorEntry, chunk_of
@@ -51,17 +48,33 @@ class StateWriter:
 
     def write(self, file: Path, plan: SavePlan) -> dict[str, Any]:
         """Write this rank's data file; return its part of the manifest as JSON."""
-        results = RankFileWriter(file).write_data(self.planner.finish_plan(plan), self.planner)
-        chunks = [[r.index.fqn, asdict(r.storage_data)] for r in results.wait()]
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            chunks = self._write_chunks(fd, file.name, self.planner.finish_plan(plan))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         types = {
-            item.index.fqn: [
-                dtype_name(item.tensor_data.properties.dtype),
-                list(item.tensor_data.size),
-            ]
+            item.index.fqn: [dtype_name(data.properties.dtype), list(data.size)]
             for item in plan.items
-            if item.tensor_data is not None
+            if (data := item.tensor_data) is not None
         }
         return {"file": file.name, "chunks": chunks, "kinds": types, "mine": self.mine}
+
+    def _write_chunks(self, fd: int, file: str, plan: SavePlan) -> list[tuple[str, Any]]:
+        """Write the tensors of the plan one after another; return name and chunk of each."""
+        chunks: list[tuple[str, Any]] = []
+        at = 0
+        for item in plan.items:
+            values = self.planner.resolve_data(item)
+            if not isinstance(values, Tensor) or item.index.offset is None:
+                raise CheckpointError(f"{item.index.fqn} is not a tensor")
+            values = dense(values)
+            crc = write_all(fd, view := view_bytes(values))
+            position = tuple(item.index.offset), tuple(values.shape), values.stride()
+            chunks.append((item.index.fqn, asdict(Chunk(file, at, len(view), crc, *position))))
+            at += len(view)
+        return chunks
 
     def manifest(self, step: int, parts: list[dict[str, Any]], alias: dict[str, str]) -> Manifest:
         """Combine what :meth:`write` returned on all ranks."""
@@ -88,58 +101,3 @@ class StateWriter:
             meta=self.meta,
             written=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
-
-
-class RankFileWriter(StorageWriter):
-    """DCP storage that writes one rank's part of the plan to one file, without a manifest."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: there is no state between saves."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: there is nothing to set up."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans unchanged."""
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write and fsync; the ``storage_data`` of each result is a :class:`Chunk`."""
-        done: Future[list[WriteResult]] = Future()
-        fd = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            done.set_result(self._write(fd, plan, planner))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Do nothing: :mod:`shoal.checkpoint.save` writes the manifest."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Accept any path."""
-        return True
-
-    def _write(self, fd: int, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        results, at = [], 0
-        for item in plan.items:
-            values = planner.resolve_data(item)
-            if not isinstance(values, Tensor) or item.index.offset is None:
-                raise CheckpointError(f"{item.index.fqn} is not a tensor")
-            values = dense(values)
-            crc = write_all(fd, view := view_bytes(values))
-            sizes, stride = tuple(values.shape), values.stride()
-            offsets = tuple(item.index.offset)
-            chunk = Chunk(self.file.name, at, len(view), crc, offsets, sizes, stride)
-            results.append(WriteResult(item.index, len(view), chunk))
-            at += len(view)
-        return results

@@ -113,16 +113,13 @@ def sweep(save: PendingSave) -> None:
     for path in steps(save.root):
         names = [child.name for child in path.iterdir()]
         if NAME in names:
-            _delete_unreferenced(path)
+            with contextlib.suppress(CheckpointError, OSError):  # leave a damaged checkpoint alone
+                files = read_manifest(path).files
+                for name in filter(_is_checkpoint_file, names):
+                    if name not in files:
+                        (path / name).unlink()
         elif all(_is_checkpoint_file(name) for name in names):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _delete_unreferenced(path: Path) -> None:
-    """Delete files that the manifest does not name; nothing if the checkpoint is damaged."""
-    with contextlib.suppress(CheckpointError, OSError):
-        files = read_manifest(path).files
-        _delete(path, lambda name: _is_checkpoint_file(name) and name not in files)
 
 
 def _delete(path: Path, unwanted: Callable[[str], bool]) -> None:

@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from shoal.checkpoint.files.raw import DTYPES, is_dense
 from shoal.checkpoint.tree import unflatten
@@ -98,10 +98,7 @@ def decode(raw: bytes) -> Manifest:
         raise ValueError(f"its CRC-32 is {crc.decode()}, but {head[1].decode()} was written")
     try:
         body = json.loads(
-            raw,
-            object_pairs_hook=_refuse_duplicates,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
+            raw, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite
         )
         manifest = _build(body)
     except RecursionError:
@@ -133,21 +130,15 @@ def _build(body: dict[str, Any]) -> Manifest:
 
 
 def _entry(entry: dict[str, Any]) -> TensorEntry:
-    chunks = tuple(chunk_of(chunk) for chunk in entry["chunks"])
+    chunks = tuple(map(chunk_of, entry["chunks"]))
     return TensorEntry(str(entry["dtype"]), _naturals(entry["shape"]), chunks)
 
 
 def chunk_of(chunk: dict[str, Any]) -> Chunk:
     """Return the chunk of this JSON object."""
-    return Chunk(
-        file=str(chunk["file"]),
-        at=_natural(chunk["at"]),
-        nbytes=_natural(chunk["nbytes"]),
-        crc32=_natural(chunk["crc32"]),
-        offsets=_naturals(chunk["offsets"]),
-        sizes=_naturals(chunk["sizes"]),
-        stride=_naturals(chunk["stride"]),
-    )
+    at, nbytes, crc32 = (_natural(chunk[key]) for key in ("at", "nbytes", "crc32"))
+    offsets, sizes, stride = (_naturals(chunk[key]) for key in ("offsets", "sizes", "stride"))
+    return Chunk(str(chunk["file"]), at, nbytes, crc32, offsets, sizes, stride)
 
 
 def _natural(value: Any) -> int:
@@ -161,19 +152,15 @@ def _naturals(values: Any) -> tuple[int, ...]:
     return tuple(_natural(value) for value in values)
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique := dict(pairs)) != len(pairs):
         raise ValueError("a key occurs twice")
     return unique
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:40]} is too large")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return number
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -49,11 +48,6 @@ def is_dense(sizes: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
-    return tuple(math.prod(max(size, 1) for size in sizes[i + 1 :]) for i in range(len(sizes)))
-
-
 def dense(tensor: Tensor) -> Tensor:
     """Return the same values on the CPU without gaps; strides follow ``preserve_format``."""
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -92,33 +86,23 @@ def crc_of(fd: int, at: int, nbytes: int) -> int:
     """
     crc, end = 0, at + nbytes
     scratch = memoryview(bytearray(min(nbytes, SLICE_NBYTES)))
-    while at < end:
-        part = scratch[: end - at]
-        count = _pread(fd, part, at)
-        crc = zlib.crc32(part[:count], crc)
-        at += count
+    for start in range(at, end, SLICE_NBYTES):
+        crc = read_all(fd, scratch[: end - start], start, crc)
     return crc
 
 
-def read_all(fd: int, view: memoryview, at: int) -> int:
-    """Fill ``view`` from offset ``at``; return its CRC-32.
+def read_all(fd: int, view: memoryview, at: int, crc: int = 0) -> int:
+    """Fill ``view`` from offset ``at``; return its CRC-32, continued from ``crc``.
 
     Raises:
         EOFError: the file ends earlier.
     """
-    crc = 0
     for part in slices(view):
         rest = part
         while rest:
-            count = _pread(fd, rest, at)
+            if (count := os.preadv(fd, [rest], at)) == 0:
+                raise EOFError(f"the file ends at byte {at}")
             at += count
             rest = rest[count:]
         crc = zlib.crc32(part, crc)
     return crc
-
-
-def _pread(fd: int, view: memoryview, at: int) -> int:
-    count = os.preadv(fd, [view], at)
-    if count == 0:
-        raise EOFError(f"the file ends at byte {at}")
-    return count
