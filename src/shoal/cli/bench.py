@@ -37,9 +37,11 @@ def bench(
     suite: str = typer.Argument("", metavar="SUITE", help="Which suite; see --list."),
     quick: bool = typer.Option(False, "--quick", help="Fewer cases and blocks: within a minute."),
     json: Path | None = typer.Option(None, "--json", metavar="PATH", help="Keep the report here."),
-    ranks: str = typer.Option("", "--ranks", metavar="2,4", help="Of collectives: how many."),
-    sizes: str = typer.Option("", "--sizes", metavar="4KB:64MB", help="Of collectives: messages."),
-    seed: int = typer.Option(0, "--seed", min=0, help="Of data and initial parameters."),
+    ranks: str = typer.Option(
+        "", "--ranks", metavar="2,4", help="For collectives: how many ranks."
+    ),
+    sizes: str = typer.Option("", "--sizes", metavar="4KB:64MB", help="For collectives: sizes."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Seed of data and initial parameters."),
     list_: bool = typer.Option(False, "--list", help="Show the suites and end."),
 ) -> None:
     """Measure Shoal against its peers. Exit code 1: a threshold fails; 3: one is inconclusive."""

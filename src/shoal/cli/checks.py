@@ -111,10 +111,9 @@ def shoal_backend(name: str, workers: int) -> Finding:
         os._exit(1)
     _, code = os.waitpid(child, 0)
     medium = f"a file in {Path(offer.path).parent}" if offer.linked else "an anonymous file"
+    reading = f"workers {'can' if code == 0 else 'cannot'} read each other's memory"
     if direct_nbytes() == NEVER:
         reading = f"{DIRECT_MB} forbids workers to read each other's memory"
-    else:
-        reading = f"workers {'can' if code == 0 else 'cannot'} read each other's memory"
     return Finding(name, "ok", f"memory is shared by {medium}; {reading}")
 
 

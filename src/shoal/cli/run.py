@@ -30,7 +30,7 @@ def run(
     max_restarts: int = typer.Option(0, help="How often to restart after a failure."),
     timeout: float | None = typer.Option(None, help="How many seconds an exchange may take."),
     directory: Path | None = typer.Option(None, "--dir", help="Keep logs and timelines here."),
-    hosts: str | None = typer.Option(None, help="All machines, a,b: run this on each; or testbed."),
+    hosts: str | None = typer.Option(None, help="All hosts, a,b (run this on each), or testbed."),
     node_rank: int = typer.Option(0, help="The index of this machine in --hosts."),
     master: str | None = typer.Option(None, help="host:port of the store, on the first host."),
     port: int = typer.Option(0, help="The port of the store, on one machine; 0: any."),
@@ -72,9 +72,7 @@ def start(command: list[str], options: LaunchOptions) -> int:
         death = plan.coordination.on_death  # the strategy decides what a worker's death means
         servers = plan.coordination.servers if ranks > 1 else 0  # one worker needs none
         options = replace(options, servers=servers, on_death=death)
-    if bed is None:
-        return launch(command, options)
-    return launch_on(bed, command, options)
+    return launch(command, options) if bed is None else launch_on(bed, command, options)
 
 
 def refuse_mistyped(context: typer.Context) -> None:
@@ -91,11 +89,9 @@ def refuse_mistyped(context: typer.Context) -> None:
 
 
 def show_timeline(spans: Path, directory: Path | None) -> None:
-    """Print how the run spent its time, and write the timeline's files.
+    """Print how the run spent its time, and write the timeline's files into ``directory``.
 
-    Args:
-        spans: the directory with the spans of all workers.
-        directory: where to write; None: a new directory below ``shoal-runs``.
+    ``spans`` has the spans of all workers. No directory means a new one below ``shoal-runs``.
     """
     if not any(spans.glob("spans-*.jsonl")):
         return

@@ -16,7 +16,7 @@ def testbed(
     action: str = typer.Argument(..., metavar="up|down|rate|list", help="What to do."),
     value: str = typer.Argument("", metavar="[RATE]", help="For rate: the new rate, as 100mbit."),
     hosts: int | None = typer.Option(None, help="For up: how many hosts. [default: 4]"),
-    rate: str | None = typer.Option(None, help="For up: of each host. [default: 1gbit]"),
+    rate: str | None = typer.Option(None, help="For up: the rate of each host. [default: 1gbit]"),
     name: str = typer.Option("testbed", help="The name of the testbed, if there are several."),
 ) -> None:
     """Simulate a slow network of several hosts on this machine (root, Linux).

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from shoal.errors import UsageError
@@ -58,15 +58,11 @@ def launch(command: Sequence[str], options: LaunchOptions) -> int:
     if options.needs_store and options.node_rank == 0:
         port = master(options)[1] if options.nodes > 1 else options.port
         host = StoreHost(bind(port, everywhere=options.nodes > 1))
-    try:
-        with _run_directory(options, host) as run:
-            code = _Launcher(command, options, run, host).supervise()
-            if options.after is not None:
-                options.after(run.directory)
-            return code
-    finally:
-        if host is not None:
-            host.close()
+    with closing(host) if host else nullcontext(), _run_directory(options, host) as run:
+        code = _Launcher(list(command), options, run, host).supervise()
+        if options.after is not None:
+            options.after(run.directory)
+        return code
 
 
 def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
@@ -98,9 +94,8 @@ def _run_directory(options: LaunchOptions, host: StoreHost | None) -> Iterator[R
         raise UsageError(f"--dir {directory}: {error.strerror}; choose another") from error
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
     run_id = fingerprint(token)[:8] if options.nodes > 1 else secrets.token_hex(4)
-    address, port = "127.0.0.1", host.port if host else _free_port()
-    if options.nodes > 1:
-        address, port = master(options)
+    local = "127.0.0.1", host.port if host else _free_port()
+    address, port = master(options) if options.nodes > 1 else local
     try:
         yield RunDirectory(run_id, token, address, port, directory, temporary)
     finally:
@@ -132,11 +127,7 @@ class _Launcher:
     """One call of :func:`launch`: all generations of the run on this machine."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        options: LaunchOptions,
-        run: RunDirectory,
-        host: StoreHost | None,
+        self, command: list[str], options: LaunchOptions, run: RunDirectory, host: StoreHost | None
     ) -> None:
         self.command, self.options, self.run, self.host = command, options, run, host
         self.output = OutputRouter(options.output, run.directory / "logs")

@@ -131,18 +131,14 @@ def _check_choices(options: LaunchOptions) -> None:
 
 
 def _check_nodes(options: LaunchOptions) -> None:
-    hosts, nodes = options.hosts, options.nodes
-    _require(
-        len(set(hosts)) == len(hosts) and all(hosts),
-        f"--hosts {','.join(hosts)}: name each host once, separated by commas",
-    )
-    _require(
-        0 <= options.node_rank < nodes,
-        f"--node-rank {options.node_rank}: with {nodes} hosts it runs from 0 to {nodes - 1}",
-    )
+    hosts, last, rank = options.hosts, options.nodes - 1, options.node_rank
+    unique = len(set(hosts)) == len(hosts) and all(hosts)
+    _require(unique, f"--hosts {','.join(hosts)}: name each host once, separated by commas")
+    valid = 0 <= rank <= last
+    _require(valid, f"--node-rank {rank}: with {last + 1} hosts it runs from 0 to {last}")
     host, port = master(options)
     _require(
-        options.node_rank > 0 or is_local(host),
+        rank > 0 or is_local(host),
         f"--master {host}:{port}: node 0 hosts the store, but {host} is not this machine",
     )
     _require(

@@ -55,8 +55,7 @@ class OutputRouter:
     """Routes the output of all processes to the terminal, and to log files in ``logs``."""
 
     def __init__(self, output: str, logs: Path) -> None:
-        self._output = output
-        self._logs = logs
+        self._output, self._logs = output, logs
         self._selector = selectors.DefaultSelector()
         self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
@@ -75,8 +74,7 @@ class OutputRouter:
             return subprocess.PIPE, subprocess.PIPE, []
         if is_main:
             return None, None, []
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        log = os.open(self.log_file(key), flags, 0o600)
+        log = os.open(self.log_file(key), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         return log, log, [log]
 
     def attach(self, process: subprocess.Popen[bytes], name: str, index: int) -> None:
@@ -95,8 +93,7 @@ class OutputRouter:
             return False
         ready = self._selector.select(seconds)
         for key, _ in ready:
-            data = os.read(key.fd, CHUNK_NBYTES)
-            if data:
+            if data := os.read(key.fd, CHUNK_NBYTES):
                 key.data.feed(data)
             else:
                 self._close(key)

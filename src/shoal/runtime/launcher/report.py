@@ -25,10 +25,7 @@ class WorkerExit:
 
     @classmethod
     def read(cls, worker: Worker, *, out_of_memory: bool) -> WorkerExit:
-        """Combine a worker's error file with the way it ended.
-
-        ``out_of_memory`` says that the kernel has killed some process for lack of memory.
-        """
+        """Read how a worker ended; ``out_of_memory``: the kernel killed some process for that."""
         failure = read_error_file(worker.error_file)
         return cls(worker, failure, out_of_memory and worker.code == -signal.SIGKILL)
 

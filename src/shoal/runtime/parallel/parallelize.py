@@ -61,8 +61,7 @@ class ParallelModel:
 
     def local_gradients(self) -> dict[str, Tensor]:
         """Return this rank's part of each existing gradient, as plain tensors with its storage."""
-        named = self.model.named_parameters()
-        return {name: local(p.grad) for name, p in named if p.grad is not None}
+        return {n: local(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
 
     def local_parameters(self) -> dict[str, Tensor]:
         """Return this rank's part of each parameter, as plain tensors with its storage."""
@@ -78,11 +77,8 @@ def parallelize(
 ) -> ParallelModel:
     """Partition ``model`` as ``mesh`` says, in place, and update ``optimizer`` to this rank's part.
 
-    Args:
-        model: the whole model, on the device of the mesh, with equal values on every rank.
-        optimizer: over its parameters, without state.
-        mesh: from :func:`shoal.runtime.parallel.mesh.mesh`.
-        schedule: of the pipeline, if there is one.
+    The whole model is on the device of the mesh, with equal values on every rank; the optimizer
+    has no state yet. ``schedule`` is that of the pipeline, if there is one.
 
     Raises:
         UsageError: the model or its optimizer cannot be partitioned this way.
@@ -109,8 +105,7 @@ def parallelize(
         pipeline = Pipeline(stage, blueprint, mesh=mesh, schedule=schedule)
     if dp.size() > 1:
         if styles:  # a gathered output is a view; FSDP2 warns of it, but none is written to here
-            ignored = "FSDP2-wrapped module .* returned a view tensor"
-            warnings.filterwarnings("ignore", message=ignored)
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         shard.apply(part, dp)
     if optimizer:
         repoint(optimizer, groups, part)
@@ -128,13 +123,13 @@ def group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
     if optimizer.state:
         raise UsageError(
             f"the optimizer has state of {len(optimizer.state)} parameters already: because a"
-            f" model is cut before its first step; instead: call distribute first, then restore"
+            f" model is split before its first step; instead: call distribute first, then restore"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [group["params"] for group in optimizer.param_groups]
     if foreign := sum(id(p) not in names for group in groups for p in group):
         raise UsageError(
-            f"{foreign} parameters of the optimizer are not in the model: because a model is cut"
+            f"{foreign} parameters of the optimizer are not in the model: because a model is split"
             f" with its optimizer; instead: one optimizer over this model's parameters"
         )
     return [[names[id(p)] for p in group] for group in groups]

@@ -10,6 +10,7 @@ References:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
@@ -32,12 +33,10 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
     A member that shares a parameter with the rest of the model is left to the root, since two
     gathers would make two versions of that parameter.
     """
-    uses: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for block in _members(model):
-        own = [id(p) for _, p in block.named_parameters(remove_duplicate=False)]
-        if own and all(uses[key] == own.count(key) for key in own):
+        own = Counter(id(p) for _, p in block.named_parameters(remove_duplicate=False))
+        if own and all(uses[key] == count for key, count in own.items()):
             yield block
 
 

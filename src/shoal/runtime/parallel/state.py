@@ -42,7 +42,7 @@ def load_full(placed: ParallelModel, state: Mapping[str, Tensor]) -> None:
         odd = sorted(set(expected.items()) ^ set(shapes.items()))
         raise CheckpointMismatch(
             f"state of another model: {len(odd)} names or shapes differ, such as {odd[0][0]};"
-            f" give the state of the model that was cut"
+            f" give the state of the model that was partitioned"
         )
     own = placed.model.state_dict()
     for name in expected.keys() & own.keys():

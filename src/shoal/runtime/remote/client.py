@@ -84,7 +84,7 @@ def served(
     )
     if world.rank == 0 and not strategy.synchrony.waits:
         wire.begin({name: t.detach() for name, t in parameters.items()})
-    # a process that ends without closing its run must say so, or servers would take it for lost
+    # a process that ends without closing its run still leaves, or the servers would call it lost
     Finalize(None, wire.leave, exitpriority=20)
     return wire
 
@@ -139,8 +139,7 @@ def await_all(wire: ServerWire, context: RunContext) -> None:
     A worker that took fewer steps pushes empty messages meanwhile, so that its clock advances and
     ssp does not hold the others back.
     """
-    world = context.world
-    store = store_of(world)
+    world, store = context.world, store_of(context.world)
     store.set(f"served-done/{world.rank}", "1")
     end, training = time.monotonic() + world.seconds, list(range(world.size))
     while training := [rank for rank in training if not store.check([f"served-done/{rank}"])]:

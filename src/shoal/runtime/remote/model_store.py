@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from shoal.flow import Add
 from shoal.runtime.step.buffers import real
@@ -19,8 +20,7 @@ class Clocks:
     """The number of steps of each worker; a worker may be ``bound`` ahead of the slowest."""
 
     def __init__(self, workers: Sequence[int], bound: float) -> None:
-        self.at = dict.fromkeys(workers, 0)
-        self.bound = bound
+        self.at, self.bound = dict.fromkeys(workers, 0), bound
 
     def tick(self, worker: int) -> None:
         """Count a step of a worker."""
@@ -44,12 +44,7 @@ class ServerModel:
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        optimizer: torch.optim.Optimizer,
-        *,
-        add: Add,
-        workers: int,
+        self, parameters: Mapping[str, Tensor], optimizer: Optimizer, *, add: Add, workers: int
     ) -> None:
         self.parameters, self.optimizer, self.add = parameters, optimizer, add
         self.workers = workers

@@ -28,7 +28,7 @@ from shoal.wire.channel import Channel, Message, close_listener
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
 ENDS = ("bye", "gone")
-PATIENCE = 0.8  # of the workers' timeout, so that the server can still tell them who is missing
+PATIENCE = 0.8  # of the workers' timeout: the server can then still name the missing rank to them
 
 
 class ParameterServer:

@@ -35,12 +35,7 @@ class ErrorContext:
     def __enter__(self) -> None:
         POSITION.step, POSITION.exchange = self._step, self._exchange
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
             better = explain(self._world, error)
             if better is not error:

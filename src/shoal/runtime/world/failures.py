@@ -102,8 +102,7 @@ def _script_lines(error: BaseException) -> list[str]:
 
 def write_error_file(failure: Failure) -> bool:
     """Write the failure for the launcher, and return whether the launcher will show it."""
-    path = os.environ.get(ERROR_FILE)
-    if path:
+    if path := os.environ.get(ERROR_FILE):
         with suppress(OSError), open(path, "x", encoding="utf-8") as file:
             file.write(failure.write())
             return True
@@ -145,9 +144,6 @@ class FailureWatcher:
         self.failure: Failure | None = None  # the first of the run, as far as this rank knows
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shoal-failures", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -118,9 +118,7 @@ def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
 def wrong_interface(master: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Return why other machines could not reach this one over gloo, or None if they can."""
     choice = gloo_choice(environ)
-    if is_loopback(master) or not addresses(master) or all(map(is_loopback, addresses(master))):
-        return None
-    if not is_loopback(choice):
+    if not is_loopback(choice) or is_loopback(master) or all(map(is_loopback, addresses(master))):
         return None
     return (
         f"gloo would listen on {choice}, which other machines cannot reach: the host name "

@@ -170,9 +170,7 @@ def _adopt_group(env: RankEnv | None, seconds: float) -> World:
 
 def _start_watcher(store: Store, rank: int, size: int) -> FailureWatcher:
     client: Store = store.clone()  # type: ignore[attr-defined]  # torch has it, its stubs do not
-    watcher = FailureWatcher(PrefixStore(STORE_PREFIX, client), rank, size)
-    watcher.start()
-    return watcher
+    return FailureWatcher(PrefixStore(STORE_PREFIX, client), rank, size)
 
 
 def _leave_store(world: World) -> None:
@@ -217,7 +215,7 @@ def agree_layout(world: World, facts: Mapping[str, str]) -> None:
 
 
 def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> str:
-    for key in (*first, *(key for key in second if key not in first)):
+    for key in first | second:
         one, two = (facts.get(key, "nothing") for facts in (first, second))
         if one != two:
             return (
