@@ -1,10 +1,10 @@
 """Time contenders side by side, in the same worker processes, block by block.
 
 All contenders live in every worker process, so that what differs between processes (core, noisy
-neighbours) affects all alike. The addresses of a contender's tensors are luck too, worth 2 % of a
-step. So a measurement has a few rounds, each with new workers that build the contenders in another
-order. A block times a step or a few of each contender, one after the other, each behind a barrier,
-in the orders of ``statistics``.
+neighbours) affects all alike. The memory addresses of a contender's tensors are random, and change
+the time of a step by 2 %. So a measurement has a few rounds, each with new workers that build the
+contenders in another order. A block times a step or a few of each contender, one after the other,
+each behind a barrier, in the orders of ``statistics``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TimingPlan:
         workers: number of processes; a single one is timed in CPU seconds.
         blocks: how often each contender is timed.
         steps: training steps in one timing.
-        rounds: how often new workers are started; blocks are divided among them, in sixes.
+        rounds: how often new workers are started; each times a multiple of six blocks.
         seed: of data and initial parameters.
     """
 

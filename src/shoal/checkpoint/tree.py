@@ -29,7 +29,7 @@ def flatten(value: object, name: str) -> tuple[Json, dict[str, Tensor]]:
 
 
 def unflatten(tree: Json, tensor: Callable[[str], object]) -> Any:
-    """Rebuild what :func:`flatten` was given; ``tensor(name)`` returns the tensor of that name.
+    """Rebuild the value that :func:`flatten` encoded; ``tensor(name)`` returns a tensor.
 
     Raises:
         ValueError: :func:`flatten` cannot have returned this tree.

@@ -5,7 +5,7 @@ the user. Lists and tuples of tensors are columns, as ``default_collate`` makes 
 dimension of a tensor counts samples. ``torch.utils._pytree`` does not serve here, because it takes
 subclasses, other mappings and dataclasses for leaves unless each is registered.
 
-An object of the user takes part by any of:
+An object of another type is supported by any of:
 
 * ``num_samples`` or ``num_graphs`` (an int, as in PyTorch Geometric) or ``__len__``: counted;
 * ``to(device)``: moved;
@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,9 +41,7 @@ def count(batch: Any) -> int:
     first = batch[0] if type(batch) in (list, tuple) and batch else None
     if isinstance(first, Tensor) and first.dim():  # fast path: most batches, every step
         return first.size(0)
-    samples = next(_counts(batch), None)
-    if samples is None:
-        samples = next(_list_lengths(batch), None)
+    samples = next(chain(_counts(batch), _list_lengths(batch)), None)
     if samples is None:
         raise UsageError(
             f"cannot tell how many samples are in a batch of type {type(batch).__name__}: it holds"
@@ -77,9 +76,9 @@ def move(batch: Any, device: torch.device | str) -> Any:
 def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
     """Split a batch into at most ``parts`` micro-batches, in order; sizes differ by at most one.
 
-    None is empty. Numbers, strings and 0-dimensional tensors are repeated in each. A batch of no
-    samples stays one micro-batch, since its worker must still take part in the step. ``rows`` is
-    the number of samples, where ``count`` would be wrong.
+    No micro-batch is empty, except that a batch of no samples stays one micro-batch, since its
+    worker must still take part in the step. Numbers, strings and 0-dimensional tensors are repeated
+    in each. ``rows`` is the number of samples, where ``count`` would be wrong.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise BadArgument(f"split(parts={parts!r})", "must be an int of at least 1")
@@ -101,13 +100,13 @@ def cut(batch: Any, rows: int, span: SampleRange) -> Any:
     if piece is batch:
         raise UsageError(
             f"cannot split a batch of type {type(batch).__name__}: nothing in it has {rows}"
-            " entries, one a sample; collate it into tensors, or do without accumulation"
+            " entries, one for each sample; collate it into tensors, or do without accumulation"
         )
     return piece
 
 
 def _inner(node: Any, rows: int, span: SampleRange) -> Any:
-    """Split a node inside a batch: there, a list of length ``rows`` has one entry a sample."""
+    """Split a node inside a batch: there, a list of length ``rows`` has one entry per sample."""
     plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
     if plain and len(node) == rows and set(_counts(node)) != {rows}:  # else it is a list of columns
         return node[span.start : span.stop]
@@ -155,13 +154,9 @@ def _cut_packed(packed: PackedSequence, rows: int, span: SampleRange) -> PackedS
             f"cannot take {span.size} of {rows} samples out of a PackedSequence of {len(lengths)}"
         )
     part_lengths = lengths[span.start : span.stop]
-    ordered = packed.sorted_indices is None
-    return pack_padded_sequence(
-        padded[span.start : span.stop, : int(part_lengths.max())],
-        part_lengths,
-        batch_first=True,
-        enforce_sorted=ordered,
-    )
+    values = padded[span.start : span.stop, : int(part_lengths.max())]
+    is_sorted = packed.sorted_indices is None
+    return pack_padded_sequence(values, part_lengths, batch_first=True, enforce_sorted=is_sorted)
 
 
 def _counts(node: Any) -> Iterator[int]:

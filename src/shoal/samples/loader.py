@@ -10,7 +10,7 @@ A loader is iterated once, through all epochs::
         ...
 
 After a loop that ends early, the next one continues at the batch after the last one yielded. After
-all epochs, another loop is an error, rather than silently no training: ask for more ``epochs``, or
+all epochs, another loop is an error, rather than silently no training: pass a larger ``epochs``, or
 call ``reset()`` to begin at epoch 0 in the same order. The one exception is the first loop after
 restoring a finished state: it yields nothing.
 """
@@ -90,16 +90,15 @@ class Loader:
         if self._source.length == UNKNOWN:
             # Not a UsageError: list(loader) asks for a length hint, and ignores only a TypeError.
             raise TypeError("a loader over a stream of unknown length has no len()")
-        drops = self.options.drop_last
-        return self.options.epochs * batch_count(
-            self._source.length, self.batch_size, drop_last=drops
-        )
+        drop_last = self.options.drop_last
+        batches = batch_count(self._source.length, self.batch_size, drop_last=drop_last)
+        return self.options.epochs * batches
 
     def __iter__(self) -> Iterator[Any]:
         """Yield from the cursor to the end of the last epoch."""
         if self._ended:
             raise UsageError(
-                f"all {self.options.epochs} epochs of this loader are through: ask for more with"
+                f"all {self.options.epochs} epochs of this loader have been read: pass a larger"
                 " epochs=, or call reset() to begin again"
             )
         self._loops += 1

@@ -83,7 +83,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
 
 
 def options_of(rank: int, options: LaunchOptions, spare: str) -> LaunchOptions:
-    """Return a host's options, with its own directory; without --dir only the first's stays."""
+    """Return a host's options, with its own directory; without --dir, temporary but for rank 0."""
     if options.directory is None:
         return options if rank == 0 else replace(options, directory=Path(spare, f"host{rank}"))
     return replace(options, directory=Path(options.directory, f"host{rank}"))

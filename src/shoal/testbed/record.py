@@ -38,7 +38,7 @@ class TestbedRecord:
         return DIRECTORY / f"{STEM}{self.plan.name}.json"
 
     def write(self, *, new: bool = False) -> None:
-        """Write the file; ``new`` raises FileExistsError if it exists, so only one process wins."""
+        """Write the file; ``new`` raises FileExistsError if it exists, so only one process can."""
         fields = {
             "name": self.plan.name,
             "hosts": len(self.plan.hosts),

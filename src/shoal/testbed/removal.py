@@ -56,7 +56,7 @@ def _ip(*words: str) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Wait until the owner says bye or dies, and remove the testbed if it died."""
+    """Wait until the owner writes "bye" or dies; if it died, remove the testbed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the owner
     if sys.stdin.read() != "bye":

@@ -71,9 +71,8 @@ def answer(asks: Sequence[Any], row: Tensor, rank: int) -> Any:
         raise AssertionError(f"workers yield different asks: {sorted(k.__name__ for k in kinds)}")
     weights = [float(weight) for weight in row]
     match asks[0]:
-        case (
-            Mean(tensor) | Scatter(tensor) | Spread(tensor)
-        ):  # the mean of whole tensors contains the part
+        case Mean(tensor) | Scatter(tensor) | Spread(tensor):
+            # a worker needs a part only, but the mean of whole tensors contains it
             total = torch.zeros_like(tensor)
             for ask, weight in zip(asks, weights, strict=True):
                 total.add_(ask.tensor, alpha=weight)

@@ -44,12 +44,8 @@ class WorkersFailed(AssertionError):
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
-        bad = [
-            f"worker {i}: {o.error or o.exitcode}"
-            for i, o in enumerate(outcomes)
-            if o.error or o.exitcode
-        ]
-        super().__init__("\n".join(bad))
+        problems = [outcome.error or outcome.exitcode for outcome in outcomes]
+        super().__init__("\n".join(f"worker {i}: {why}" for i, why in enumerate(problems) if why))
 
 
 @lru_cache(maxsize=1)
@@ -87,7 +83,7 @@ def outcomes(
         work: a module-level function; its rank is in the environment.
         args: passed to every worker.
         env: more environment variables.
-        seconds: after that many, workers that still run are killed.
+        seconds: workers that still run after this time are killed.
         servers: number of further processes that run ``work`` in the role of servers.
     """
     context = _context()

@@ -96,7 +96,7 @@ class LockstepTrainer:
                     p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
 
     def models(self) -> Tensor:
-        """All workers' parameters: (workers, numbers)."""
+        """Return the parameters of all workers, of shape (workers, parameters)."""
         flat = [nn.utils.parameters_to_vector(w.model.parameters()) for w in self.workers]
         return torch.stack(flat).detach()
 
@@ -124,7 +124,7 @@ class LockstepTrainer:
         return loss / total
 
     def _race(self, batches: Sequence[Batch], steps: int) -> list[float]:
-        """Workers end their steps in a random order that the synchrony allows."""
+        """Let workers end their steps in a random order that the synchrony allows."""
         n = len(self.workers)
         clocks = Clocks(range(n), self.strategy.synchrony.staleness)
         server = self._server(n)
@@ -172,18 +172,16 @@ class LockstepTrainer:
         return means
 
     def parameters(self, worker: int = 0) -> dict[str, Tensor]:
-        """One worker's parameters."""
+        """Return copies of one worker's parameters by name."""
         named = self.workers[worker].model.named_parameters()
         return {name: p.detach().clone() for name, p in named}
 
 
 def tiny() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A small classifier in double precision, the same every time."""
+    """Return a small classifier in double precision and its optimizer, the same every time."""
     generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 4)
-    )
-    model = model.double()
+    layers = nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 4)
+    model = nn.Sequential(*layers).double()
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * 0.3)
@@ -191,7 +189,7 @@ def tiny() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def digits(samples: int, batches: int = 1) -> list[Batch]:
-    """Separable points of four classes, the same every time."""
+    """Return batches of separable points of four classes, the same every time."""
     generator = torch.Generator().manual_seed(1)
     centres = torch.randn(4, 12, generator=generator, dtype=torch.float64)
     made = []

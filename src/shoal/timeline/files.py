@@ -1,6 +1,6 @@
 """Write the timeline of each worker to a file, atomically, and read all of them back.
 
-The timeline of a run that failed is wanted most, so a missing or incomplete file is not an error:
+The timeline of a failed run is needed most, so a missing or incomplete file is not an error:
 ``meta`` says which workers are concerned.
 """
 

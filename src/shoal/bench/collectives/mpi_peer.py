@@ -88,7 +88,7 @@ def _mpirun(ranks: int, code: str, *words: str, seconds: float) -> None:
         except subprocess.TimeoutExpired:
             raise FaultError(f"mpirun -n {ranks} did not end within {seconds:g} s") from None
         finally:
-            running.terminate()  # it takes its workers with it; killed, it would not
+            running.terminate()  # mpirun then ends its workers, which it cannot when killed
     if running.returncode:
         own = output.partition("-----")[0].strip() or output.strip()  # before mpirun's epilogue
         tail = " / ".join(own.splitlines()[-8:])

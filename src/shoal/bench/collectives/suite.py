@@ -128,7 +128,7 @@ def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
         raise BadArgument(
             f"--sizes up to {size_text(largest)}",
             f"{most} ranks need {_BUFFERS * largest * most / 2**30:.0f} GB together, and this "
-            f"machine has {memory / 2**30:.0f}; ask for smaller messages or fewer ranks",
+            f"machine has {memory / 2**30:.0f}; choose smaller messages or fewer ranks",
         )
     return replace(SUITE, run=partial(run, ranks=ranks, sizes=sizes))
 

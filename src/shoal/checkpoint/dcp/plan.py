@@ -26,7 +26,7 @@ from shoal.checkpoint.files.raw import DTYPES, dtype_name, unsavable
 from shoal.errors import BadArgument, CheckpointError
 
 Description = dict[str, Any]
-"""What one rank tells the others about its tensors, as JSON."""
+"""The JSON message that describes the tensors of one rank to the others."""
 
 
 def check_savable(tensors: Mapping[str, Tensor], *, allow_sharded: bool) -> None:
@@ -68,12 +68,9 @@ def describe(
     Ties are searched inside each element of ``tensors`` only: a replica may share memory with its
     rank's model, but differ from the model that another rank saves.
     """
-    alias: dict[str, str] = {}
-    unknown: list[str] = []
-    for group in tensors:
-        group_alias, group_unknown = find_tied(group)
-        alias |= group_alias
-        unknown += group_unknown
+    ties = [find_tied(group) for group in tensors]
+    alias = {name: first for aliases, _ in ties for name, first in aliases.items()}
+    unknown = [name for _, names in ties for name in names]
     items = [_item_to_json(item) for item in planner.create_local_plan().items]
     tree = zlib.crc32(json.dumps(shared).encode())
     return {"items": items, "alias": alias, "silent": unknown, "tree": tree}
@@ -132,9 +129,8 @@ def _check_shared_equal(descriptions: list[Description]) -> None:
             on_both = name in first and name in other
             # a rank outside of a DTensor's mesh has no part of it
             if a != b and (on_both or description["tree"] != tree):
-                raise CheckpointError(
-                    f"shared state differs: {name} is {a} on rank 0, {b} on {rank}"
-                )
+                why = f"{name} is {a} on rank 0, {b} on {rank}"
+                raise CheckpointError(f"shared state differs: {why}")
         if description["tree"] != tree:
             why = f"a number, string or key on rank {rank} is not that of rank 0"
             raise CheckpointError(f"shared state differs: {why}; put it in mine")
