@@ -183,7 +183,7 @@ def test_several_models_come_in_pairs() -> None:
     model = nn.Linear(4, 2)
     frozen = nn.Linear(4, 2).requires_grad_(False)
     for models, expected in (
-        ({}, "several models come as"),
+        ({}, "pass several models as"),
         ({"g": model}, r"'g': Linear, not \(model, optimizer\)"),
         ({"g": (model,)}, r"'g': tuple, not \(model, optimizer\)"),
         ({"g": (model, None)}, "the optimizer is missing"),

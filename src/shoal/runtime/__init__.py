@@ -1,1 +1,1 @@
-"""What happens in a training process: joining, exchanging, stepping, launching."""
+"""The processes of a run: launch them, join them, train step by step, save and restore."""

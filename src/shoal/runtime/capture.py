@@ -199,7 +199,7 @@ class MetaModules(TorchFunctionMode):
         named = dict(kwargs or {})
         if func in self._constructors:
             device = named.get("device")
-            # a module that requests the CPU reads what it makes (numbers for its layers)
+            # a module that names the CPU reads the values (numbers for its layers)
             on_cpu = device is not None and torch.device(device).type == "cpu"
             if not on_cpu and _in_module_init():
                 named.pop("generator", None)  # a CPU generator cannot draw for another device

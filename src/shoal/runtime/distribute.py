@@ -83,7 +83,7 @@ def distribute(
         module.to(world.device)
         _broadcast_weights(module, world)
         source = _place(module, used, context)
-        replicas[name] = Replica(source, used, context=context, wire=wire(source, used, context))
+        replicas[name] = Replica(source, used, context, wire(source, used, context))
     run = Run(replicas, loss=loss, context=context)
     _announce(run, auto=(strategy or os.environ.get(env.STRATEGY) or AUTO) == AUTO)
     run.checkpointer.resume()

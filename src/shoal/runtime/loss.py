@@ -55,7 +55,7 @@ def differentiate(loss: Tensor, scale: float) -> None:
         if "backward through the graph a second time" not in str(error):
             raise
         raise UsageError(
-            "run.backward ran twice on one graph, which the first time freed: call run.forward "
+            "run.backward ran twice on one graph, and the first time freed it: call run.forward "
             "again, or add the losses and call run.backward on the sum"
         ) from error
 
@@ -63,9 +63,8 @@ def differentiate(loss: Tensor, scale: float) -> None:
 def split_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
     """Return the inputs and the target of a tuple batch, for a pipeline."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
-        raise UsageError(
-            f"a pipeline takes batches (inputs..., target), not {type(batch).__name__}"
-        )
+        kind = type(batch).__name__
+        raise UsageError(f"a pipeline takes batches (inputs..., target), not {kind}")
     return tuple(batch[:-1]), batch[-1]
 
 
@@ -96,9 +95,8 @@ def _loss_in(output: Any) -> Any:
 
 def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor):
-        raise UsageError(
-            f"the loss is a {type(loss).__name__}, not a tensor: return a torch scalar"
-        )
+        kind = type(loss).__name__
+        raise UsageError(f"the loss is a {kind}, not a tensor: return a torch scalar")
     if loss.numel() != 1:
         raise UsageError(
             f"the loss has shape {tuple(loss.shape)}, not one number: average it over the batch, "

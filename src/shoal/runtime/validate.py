@@ -20,7 +20,7 @@ def read_models(model: Any, optimizer: Any) -> Models:
     """Return one model or several by name, each with an optimizer over its parameters only."""
     if isinstance(model, Mapping):
         if optimizer is not None or not model:
-            raise UsageError("several models come as {name: (model, optimizer)}, and nothing else")
+            raise UsageError("pass several models as {name: (model, optimizer)}, and nothing else")
         for name, pair in model.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise UsageError(f"{name!r}: {type(pair).__name__}, not (model, optimizer)")

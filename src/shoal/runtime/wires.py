@@ -43,7 +43,7 @@ _tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
 def weighted(strategy: Strategy) -> bool:
-    """Whether losses are scaled such that the sum of gradients is their mean already.
+    """Return whether losses are scaled such that the sum of gradients already is their mean.
 
     It saves a pass over all gradients. It needs a compression that treats each entry alone, and one
     sum over all workers.
@@ -118,7 +118,7 @@ def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route |
 def paths(
     collective: Collective, index: ReplicaIndex, group: Group
 ) -> Callable[[Tensor], RoutePlan]:
-    """Return the function that tells the legs which sum a flat tensor.
+    """Return the function from a flat tensor to the legs that sum it.
 
     Torch's own all-reduce has no legs that could be queued: a tree replaces it.
     """
@@ -146,7 +146,7 @@ def _path(collective: Collective, index: ReplicaIndex) -> RoutePlan:
 
 
 class RouteTuner:
-    """Sums tensors by the route that it chooses when the first message of a size comes.
+    """Sums tensors, each by the route that was chosen at the first message of its size.
 
     1. Before the first message of all, measure the network.
     2. Before the first message of about a size, time the contenders, if there are any.
@@ -158,7 +158,7 @@ class RouteTuner:
 
     def __init__(self, collective: Collective, index: ReplicaIndex, group: Group) -> None:
         if collective.choose is None:
-            raise UsageError(f"{collective} chooses nothing: it is one route")
+            raise UsageError(f"{collective} is one route: there is nothing to choose")
         self._collective, self._index, self._group = collective, index, group
         self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
@@ -197,7 +197,7 @@ class RouteTuner:
         return self._fastest[near]
 
     def _time(self, routes: Sequence[Collective], nbytes: int, device: torch.device) -> Collective:
-        """Run the routes in turns, and return the first one unless another is clearly faster."""
+        """Time the routes in turns; return the first one unless another is clearly faster."""
         zeros, times = blank(nbytes, device), in_a_row(nbytes)
         calls = [partial(_repeat, self._runner(route), zeros, times) for route in routes]
         seconds = [taken / times for taken in race(calls, self._group, device)]
@@ -214,9 +214,9 @@ class RouteTuner:
         dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self._group)
         if extremes[0] != -extremes[1]:
             raise LayoutMismatch(
-                f"worker {self._index.worker} read from its report that {tensor.nbytes} bytes go by"
-                f" {chosen}, another worker read another route: "
-                "give all hosts the same report of shoal bench routes"
+                f"worker {self._index.worker} read in its report that {tensor.nbytes} bytes go by "
+                f"{chosen}, another worker read another route: give all hosts the same report of "
+                "shoal bench routes"
             )
 
 
@@ -230,7 +230,7 @@ def _repeat(route: Route, tensor: Tensor, times: int) -> None:
 
 
 def power_of_four(nbytes: int) -> int:
-    """Return the nearest one by ratio, up to 16 MB: beyond it the fastest route stays the same.
+    """Return the power nearest by ratio, up to 16 MB: beyond it the fastest route stays the same.
 
     >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
     (4, 16)

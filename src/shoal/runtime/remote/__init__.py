@@ -1,1 +1,1 @@
-"""What workers reach over sockets of their own: parameter servers, and the peers of AD-PSGD."""
+"""Services that workers reach over TCP sockets: parameter servers, and the peers of AD-PSGD."""

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: what is saved, how it is restored, and when."""
+"""Save the state of a run in checkpoints, and restore it on the same or other workers."""

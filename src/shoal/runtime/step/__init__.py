@@ -1,4 +1,4 @@
-"""One training step, in the order in which it happens.
+"""One training step, one module for each part, in the order of the step:
 
 batches -> replica -> modes -> engine and comm_queue -> exchange over buffers -> stats -> update.
 """

@@ -20,24 +20,12 @@ from shoal.samples.batch import count, split
 from shoal.samples.loader import Loader, make
 
 How = Literal["mean", "sum", "max", "min"]
-OPS = {
-    "mean": dist.ReduceOp.SUM,
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
-
-
-def _nothing() -> None:
-    """Do nothing: the default of a loader's callbacks."""
+_OP = dist.ReduceOp
+OPS = {"mean": _OP.SUM, "sum": _OP.SUM, "max": _OP.MAX, "min": _OP.MIN}
 
 
 class RunLoader:
-    """A loader of a run: the timeline shows its waits, checkpoints hold its position.
-
-    Args:
-        loader: this rank's part of the data.
-        context: the run.
+    """A loader of this rank's data: the timeline shows its waits, checkpoints hold its position.
 
     Attributes:
         step: the number of the step to come.
@@ -47,12 +35,10 @@ class RunLoader:
     """
 
     def __init__(self, loader: Loader, context: RunContext) -> None:
-        self.loader = loader
-        self.context = context
-        self.step = 0
-        self.busy = False
-        self.on_start: Callable[[], None] = _nothing
-        self.on_batch_done: Callable[[], None] = _nothing
+        self.loader, self.context = loader, context
+        self.step, self.busy = 0, False
+        self.on_start: Callable[[], None] = lambda: None
+        self.on_batch_done: Callable[[], None] = lambda: None
 
     @classmethod
     def over(
@@ -109,7 +95,7 @@ class RunLoader:
         self.loader.check(state)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a position."""
+        """Continue at this position."""
         self.loader.load_state_dict(state)
 
 
@@ -122,12 +108,7 @@ class RunPosition:
 
 
 class Batches:
-    """Counts the samples of a step on all ranks, and cuts batches into micro-batches.
-
-    Args:
-        context: the run.
-        position: the step number, for error messages, and the loaders.
-    """
+    """Counts the samples of a step on all ranks, and cuts batches into micro-batches."""
 
     def __init__(self, context: RunContext, position: RunPosition) -> None:
         self.context, self.position = context, position
@@ -198,10 +179,10 @@ class Batches:
 
     @cached_property
     def _side_group(self) -> dist.ProcessGroup:
-        """A process group beside that of the gradients, for numbers that may be asked at any time.
+        """A second process group, for numbers that are reduced while gradients are under way.
 
-        In the middle of a step the gradients of one rank are under way and another's are not: in
-        one group the number would meet a gradient.
+        One rank's gradients may have left when another's have not: in one group, the number of one
+        rank would be summed with a gradient of another.
         """
         limit = timedelta(seconds=self.context.world.seconds)
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)

@@ -55,7 +55,7 @@ class InlineQueue:
         return start()
 
     def join(self, upto: int | None = None) -> None:
-        """Wait until all jobs ran, or those up to a number: here all have run."""
+        """Return at once, because all jobs have run."""
 
     def close(self) -> None:
         """End the queue."""

@@ -3,7 +3,7 @@
 Gradients live in flat buffers, and each parameter's ``.grad`` becomes a view of its buffer:
 
 1. a hook runs when a gradient is complete, and copies it into the buffer;
-2. when the last gradient of a bucket is there, the bucket's flow starts: it asks and is suspended;
+2. when the last gradient of a bucket has arrived, its flow starts: it asks and is suspended;
 3. buckets start in plan order, so that every rank enters its collectives in the same order;
 4. after backward, `settle` waits for the answers, most of which have arrived by then.
 
@@ -74,7 +74,7 @@ class Engine:
         self.bind()
 
     def bind(self) -> None:
-        """Learn which buckets wait for which gradients; call again when the buckets change."""
+        """Note which buckets wait for which gradients; call it again when the buckets change."""
         buckets = self.exchange.buckets
         self._buckets_of: dict[str, list[int]] = {name: [] for name in self.parameters}
         for index, bucket in enumerate(buckets):
@@ -186,7 +186,7 @@ class Engine:
                 self._count(name)
         self._report = lambda: report._replace(unused=len(unused))
         self._start_ready()
-        if self._lag is not None and self.exchange.schedule.early:  # no one will wait for all
+        if self._lag is not None and self.exchange.schedule.early:  # `settle` is not called
             for index in range(max(0, len(self._last_job) - self._lag), len(self._last_job)):
                 self._last_job[index] = self.queue.submit(partial(self._finish, index))
         return tuple(unused)
@@ -202,9 +202,7 @@ class Engine:
     def settle_some(self, names: tuple[str, ...]) -> set[str]:
         """Wait until the buckets of these parameters are averaged, and no longer.
 
-        Returns:
-            The parameters all of whose buckets are averaged now, among these and those that share
-            a bucket with them.
+        Return the parameters in these buckets all of whose buckets are averaged now.
         """
         wanted = sorted({i for name in names for i in self._buckets_of[name]})
         with self._exposed():

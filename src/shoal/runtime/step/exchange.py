@@ -27,7 +27,7 @@ from shoal.runtime.step.buffers import Bucket, FlatBuffers, real
 
 
 def typical(nbytes: int) -> float:
-    """Seconds that a message takes on a link that was not measured: 100 us and 1 GB/s."""
+    """Return the seconds of a message on a link that was not measured: 100 us and 1 GB/s."""
     return 1e-4 + nbytes * 1e-9
 
 
@@ -44,8 +44,7 @@ class Exchange:
     def __init__(
         self, flat: FlatBuffers, schedule: Schedule, compressor: Compressor, cost: Cost = typical
     ) -> None:
-        self.flat = flat
-        self.compressor = compressor
+        self.flat, self.compressor = flat, compressor
         self.schedule, self._cost = schedule, cost
         self.round = 0
         self.states: dict[str, Any] = {}
@@ -63,10 +62,7 @@ class Exchange:
     def rebind(self, schedule: Schedule, measured: Mapping[str, Layer], cost: Cost) -> bool:
         """Cut the numbers into other buckets, between two rounds; return whether they changed.
 
-        Args:
-            schedule: plans the buckets.
-            measured: what was measured of parameters, by name.
-            cost: seconds of a message, as measured.
+        The layers and the cost of a message are as measured.
         """
 
         def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
@@ -167,7 +163,7 @@ class Exchange:
         return [self.compressor.flow(v, self.states[v.name], self.round) for v in values]
 
     def _reslice(self) -> None:
-        """Cut the states, which were made for other buckets or do not exist yet, to these."""
+        """Cut the states, which were made for other buckets or do not exist yet, to the buckets."""
         views = {name: real(view.view) for name, view in self.flat.views.items()}
         pieces = {k: p for b in self.buckets for k, p in zip(b.keys, b.pieces, strict=True)}
         self.states = reslice_states(self.states, pieces, views, self.compressor.init)
@@ -218,7 +214,7 @@ def reslice_states(
 
     Args:
         states: by ``name``, or ``name[start:stop]`` of a range.
-        pieces: what is sent from now on, by such keys.
+        pieces: the numbers sent from now on, by such keys.
         views: every parameter as a whole, by name.
         init: makes the state of a piece that was never sent.
     """

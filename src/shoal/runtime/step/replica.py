@@ -21,26 +21,12 @@ from shoal.wire.wire import TracedWire, Wire
 
 
 class Replica:
-    """A model that is trained, its optimizer, and the mode by which it is exchanged.
-
-    Args:
-        source: the model, as a whole or a part of it.
-        optimizer: the user's optimizer over its parameters.
-        context: the run.
-        wire: carries the exchanges.
-    """
+    """A model or a part of one, the user's optimizer, and the mode that exchanges them."""
 
     def __init__(
-        self,
-        source: ModelPart,
-        optimizer: torch.optim.Optimizer,
-        *,
-        context: RunContext,
-        wire: Wire,
+        self, source: ModelPart, optimizer: torch.optim.Optimizer, context: RunContext, wire: Wire
     ) -> None:
-        self.source = source
-        self.model = source.model
-        self.optimizer = optimizer
+        self.source, self.model, self.optimizer = source, source.model, optimizer
         self.needs_closure = needs_closure(optimizer)
         self.context = context
         self.wire = TracedWire(wire, context.recorder)
@@ -100,12 +86,12 @@ class Replica:
     # When parameters are added, frozen or unfrozen.
 
     def _replan(self) -> None:
-        """Build the mode anew; what it remembers of the same parameters stays."""
+        """Build the mode anew; it keeps its state of the parameters that stay."""
         waits, workers = self.context.strategy.synchrony.waits, self.context.replica_index.workers
         if not waits and workers > 1:
             raise UsageError(
-                f"{self.context.strategy.synchrony}: parameters were added or frozen while others "
-                "train on; do so before distribute, or train with bsp or local(h)"
+                f"{self.context.strategy.synchrony}: parameters were added or frozen while other "
+                "workers train; do so before distribute, or train with bsp or local(h)"
             )
         self.mode.drain()
         if workers > 1:

@@ -1,10 +1,10 @@
-"""What a step adds up, and what all ranks report of it: loss, samples, unused parameters, NaN.
+"""Sum losses and samples of a step, and report them to all ranks, with unused parameters and NaN.
 
 Every rank publishes one small `StepReport` per step, and every rank receives all of them: so the
 loss is the mean over the global batch, and a rank whose loss is NaN is named. A report is carried
 in one of three ways, chosen when the mode is built:
 
-* `OwnReport`: no other rank is asked (one worker, or workers that do not wait for each other);
+* `OwnReport`: each rank sees only its own (one worker, or workers that do not wait for others);
 * `GatheredReports`: one all-gather behind the gradients;
 * `TailReports`: in the flat buffer behind the last gradient, at no cost.
 """
@@ -74,10 +74,10 @@ class OwnReport:
     """Reports only to this rank."""
 
     def attach(self, report: Callable[[], StepReport]) -> None:
-        """Add this rank's report to the last bucket of gradients, which leaves next: not here."""
+        """Do nothing; `TailReports` adds the report to the last bucket, which leaves next."""
 
     def publish(self, report: StepReport) -> PendingReports:
-        """Send this rank's report, unless it was attached, and receive all reports: its own."""
+        """Return a function that returns this rank's report; other classes return all ranks'."""
         return partial(StepReports, (report,))
 
 
@@ -211,7 +211,7 @@ class Step:
 
     Args:
         number: counted from 0.
-        wait: waits for the reports of all ranks.
+        wait: returns the reports of all ranks once they have arrived.
         skipped: whether all workers skipped it because of a NaN or inf.
         norm: the norm of the averaged gradient before clipping, where it was measured.
     """
@@ -230,14 +230,14 @@ class Step:
     def loss(self) -> float:
         """Mean over the global batch.
 
-        Over this rank's own batch where workers do not wait for each other, and between the
-        exchanges of ``local(h)``.
+        It is the mean over this rank's own batch where workers do not wait for each other, and
+        between the exchanges of ``local(h)``.
         """
         return self._reports.loss
 
     @property
     def samples(self) -> int:
-        """Samples in the global batch, or in this rank's own as above."""
+        """Samples in the batch over which ``loss`` is the mean."""
         return self._reports.samples
 
     def __repr__(self) -> str:

@@ -1,1 +1,1 @@
-"""Schedules that measure: time the steps, choose a schedule, plan the messages anew."""
+"""Measure the steps of a run, choose a schedule by them, and plan the messages anew."""

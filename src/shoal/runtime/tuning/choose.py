@@ -30,7 +30,7 @@ RULES = Tuner(0, clearly=CLEARLY, changed=math.nextafter(CHANGED, 0))  # exactly
 
 
 class ScheduleChoice(NamedTuple):
-    """A schedule, with the layers and the link for which it shall plan, and the reason."""
+    """A schedule, the layers and the link for which it plans, and the reason for the log."""
 
     schedule: Schedule
     layers: dict[str, Layer]
@@ -39,7 +39,7 @@ class ScheduleChoice(NamedTuple):
 
 
 class ScheduleTuner:
-    """Decides what a schedule that measures does next; of its layers only the sizes are known."""
+    """Decides what a schedule that measures does next; at first only sizes of layers are known."""
 
     def __init__(self, schedule: Schedule, layers: Sequence[Layer]) -> None:
         self.schedule, self.layers = schedule, list(layers)
@@ -53,11 +53,11 @@ class ScheduleTuner:
         self._tuner, self._state = RULES, RULES.start()._replace(trying=False)
 
     def look(self, seen: Measurements) -> ScheduleChoice | None:
-        """Return what to change to after these steps, or None to go on as before."""
+        """Return the schedule to change to after these steps; None keeps the current one."""
         if self.schedule.measures == "changes":
             changes = seen.changes
             self.layers = [x._replace(change=changes.get(x.name, 0)) for x in self.layers]
-            return self._choice(self.schedule, "other updates are largest")
+            return self._choice(self.schedule, "other parameters change most")
         if not seen.messages:
             return None
         if self._state.trying:
@@ -107,7 +107,7 @@ class ScheduleTuner:
         if self._finalists:
             at = self._finalists.pop(0)
             self._state = state._replace(at=at)
-            return self._choices[at]._replace(why="tried again, for it is close to the fastest")
+            return self._choices[at]._replace(why="tried again: it is close to the fastest")
         chosen = best(state)
         self._state = self._tuner.settle(state, chosen)
         seconds = zip(self._choices, state.summary(fmean), strict=True)
@@ -161,7 +161,7 @@ def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
 
 
 def link_of(points: Mapping[int, float], before: Link | None) -> Link:
-    """Fit a link to the seconds of messages by size; one size only tells the rate."""
+    """Fit a link to the seconds of messages by size; from one size, only its rate."""
     sizes = sorted(points)
     if sizes[-1] >= SPREAD * sizes[0]:
         return fit(list(points.items()))
@@ -178,13 +178,13 @@ def ratio(usual: Mapping[int, float], now: Mapping[int, float]) -> float:
 
 
 def link_text(link: Link) -> str:
-    """Write a link for the log."""
+    """Return a link as text for the log."""
     rate = f"{8e-9 / link.beta:.3g} Gbit/s" if link.beta else "any rate"
     return f"a message takes {1e3 * link.alpha:.3g} ms and {rate}"
 
 
 def summary(keys: Sequence[Sequence[str]]) -> str:
-    """Say how many tensors are fused, cut, or sent alone, given the names in each message."""
+    """Return how many tensors are fused, cut, or sent alone, given the names in each message."""
     fused = [names for names in keys if len(names) > 1]
     cut = [names[0] for names in keys if len(names) == 1 and names[0].endswith("]")]
     tensors_cut = len({key.rpartition("[")[0] for key in cut})

@@ -1,4 +1,4 @@
-"""Measure what steps take: when gradients arrive, and how long messages are under way.
+"""Measure the times of steps: when gradients arrive, and how long messages are under way.
 
 All ranks must make the same plan from these numbers, so one small all-reduce behind the gradients
 replaces them by their maxima over ranks:
@@ -94,7 +94,7 @@ class TimedWire:
 
 
 class Measurements(NamedTuple):
-    """What some steps took, the same on all ranks."""
+    """Measured times of some steps, the same on all ranks."""
 
     backward: dict[str, float]  # seconds of each parameter
     messages: dict[int, float]  # seconds of one message, by average size
@@ -161,7 +161,7 @@ class MeasurementLayout(NamedTuple):
         return [*medians, *messages, step]
 
     def seen(self, numbers: Sequence[float], changes: Sequence[float] = ()) -> Measurements:
-        """Read the maxima over ranks."""
+        """Return the measurements that these maxima over ranks hold."""
         count, width = len(self.names), len(self.sizes)
         messages = {}
         for column, size in enumerate(self.sizes):

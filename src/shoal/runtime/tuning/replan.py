@@ -1,4 +1,4 @@
-"""Plan the messages of a run anew while it trains, from what its own steps took.
+"""Plan the messages of a run anew while it trains, from the measured times of its steps.
 
 1. Every few steps, the numbers of all ranks are reduced behind the gradients.
 2. Before the next backward, when no message is under way, each rank reads the result. All ranks
@@ -26,7 +26,7 @@ log = logging.getLogger("shoal")
 
 
 class PendingMeasurements(NamedTuple):
-    """The numbers of all ranks, under way."""
+    """An all-reduce of the numbers of all ranks, under way."""
 
     layout: MeasurementLayout
     numbers: Tensor
@@ -34,7 +34,7 @@ class PendingMeasurements(NamedTuple):
 
 
 class Replanning:
-    """Looks every few steps at what steps took, and rebinds the messages of an engine."""
+    """Reads every few steps how long steps took, and rebinds the messages of an engine."""
 
     def __init__(self, engine: Engine, timer: StepTimer, context: RunContext) -> None:
         self.engine, self.timer, self.context = engine, timer, context
@@ -44,7 +44,7 @@ class Replanning:
         layers = [Layer(name, views[name].view.nbytes) for name in engine.parameters]
         self.tuner = ScheduleTuner(self.schedule, layers)
         self._changes = ParameterChanges(engine.parameters, self.schedule.every)
-        self._due = False  # numbers were asked for
+        self._due = False  # the numbers of all ranks were requested
         self._pending: list[PendingMeasurements] = []  # appended to by the communication thread
         self._last: float | None = None  # when the last step began
         self._steps: list[float] = []  # seconds of the steps since the last look
@@ -57,7 +57,7 @@ class Replanning:
         self._last = now
 
     def ask(self) -> None:
-        """Every few steps, send the numbers of the steps before behind this step's gradients."""
+        """Every few steps, reduce the numbers of the last steps behind this step's gradients."""
         step = self.timer.step
         self.timer.step = step + 1
         if self.timer.step % self.schedule.every == 0:
@@ -120,7 +120,7 @@ class ParameterChanges:
 
     @torch.no_grad()
     def record(self, step: int) -> None:
-        """Compare the parameters before this step with those before the last one, if it is time."""
+        """Once in ``every`` steps, compare the parameters with those before the last step."""
         if step == self._recorded:
             return
         self._recorded = step

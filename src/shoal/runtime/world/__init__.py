@@ -1,1 +1,1 @@
-"""How a process joins the other ranks of its run, and how ranks learn that one of them failed."""
+"""Join the other ranks of a run, and detect that one of them failed."""

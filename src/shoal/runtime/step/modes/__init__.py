@@ -1,4 +1,4 @@
-"""Which mode runs: one table of facts."""
+"""The modes of a step, and the table that chooses one for a strategy."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 After backward nothing is waited for:
 
-1. ``agree`` sends the rest of the gradients and keeps today's learning rates;
+1. ``agree`` sends the rest of the gradients and keeps this step's learning rates;
 2. before a module's next forward, the buckets of its own parameters are waited for, and the
    optimizer steps on these parameters and on those that arrived in the same buckets;
-3. what no forward asked for is done before the next backward at the latest, or before the model or
-   the optimizer is read (``drain``).
+3. the other parameters are updated before the next backward, or before the model or the optimizer
+   is read (``drain``).
 
 The first step shows which modules are called. Parameters that other modules use directly (the
 output projection of ``nn.MultiheadAttention``) are updated before the nearest enclosing module that
@@ -95,7 +95,7 @@ class EarlyGradients(OverlappedGradients):
         super()._renew_plan()
 
     def finish(self, apply: Apply) -> float:
-        """Learn from the first step which modules are called; the update comes later."""
+        """Note after the first step which modules were called; the update comes later."""
         if not (self._learnt or self.compiled) and self._called:
             self._learnt = True
             for name in [name for name in self._own if name not in self._called]:
@@ -155,7 +155,7 @@ class EarlyGradients(OverlappedGradients):
 
     @contextmanager
     def _as_at_agree(self) -> Iterator[None]:
-        """Inside, the learning rates are those of the deferred step, and newer gradients hidden."""
+        """Inside, learning rates are those of the deferred step, and newer gradients are hidden."""
         groups = self.optimizer.param_groups
         now = _hyper_parameters(self.optimizer)
         newer = [(p, p.grad) for group in groups for p in group["params"]]

@@ -1,15 +1,15 @@
-"""A mode is how one worker's steps and the other workers' come together.
+"""A mode decides what a worker exchanges with the others during a step, and when.
 
-A mode owns its exchange. Its verbs are called in the order of a step:
+A mode owns its exchange. Its methods are called in the order of a step:
 
 1. ``begin``   the step starts: send what may travel during forward and backward;
 2. ``arm``     the last backward of the step comes next: gradients may leave as they arrive;
 3. ``agree``   backward is over: average the gradients, publish the step report;
 4. ``finish``  take the optimizer's step, exchange parameters or changes where that is due.
 
-What travels is written as flows (``opening``, ``averaging``, ``closing``), so that one text serves
-the processes of a run, which drive the flows over their wire, and the lockstep trainer of the
-tests, which drives the flows of all workers in one process.
+The exchanges are written as flows (``opening``, ``averaging``, ``closing``), so that the same code
+serves the processes of a run, which drive the flows over their wire, and the lockstep trainer of
+the tests, which drives the flows of all workers in one process.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Mode:
         """Return whether all workers exchange in the current step: the last one of a period."""
         return self.synchrony.waits and (self.steps + 1) % self.synchrony.period == 0
 
-    # Verbs, in the order of a step.
+    # Methods that a replica calls, in the order of a step.
 
     def begin(self, step: int) -> None:
         """Start the flows that may run from the start of the step on."""
@@ -190,7 +190,7 @@ class Mode:
         """Forget what the current step added to the state, because it contains a NaN."""
 
     def clear(self) -> None:
-        """Drop what was kept beside the gradients."""
+        """Drop what the mode keeps in addition to the gradients."""
 
     def drain(self) -> None:
         """Finish pending updates, so that the parameters may be read."""
@@ -210,7 +210,7 @@ class Mode:
         return frozenset()
 
     def optimizer_state(self, own: State) -> State:
-        """Return the optimizer's state that counts: this worker's own, or the servers'."""
+        """Return the optimizer's state to save: this worker's own, or the servers'."""
         return own
 
     def load_remote(self, state: State) -> State:

@@ -23,7 +23,7 @@ class PushMode(Mode):
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
         self.setup = setup
-        self.server = cast(ServerWire, setup.carrier)  # in a run; the lockstep trainer has none
+        self.server = cast(ServerWire, setup.carrier)  # only in a run, not in the lockstep trainer
         self.exchange = setup.exchange()
         self.left = False  # this worker has left the servers, with a copy of their state
 
@@ -51,7 +51,7 @@ class PushMode(Mode):
                 self.parameters[name].copy_(value)
         for p in self.parameters.values():
             p.grad = None
-        apply()  # without gradients: learning-rate schedulers only check that it stepped
+        apply()  # without gradients: learning-rate schedulers check that the optimizer stepped
 
     def pull(self) -> Set[int]:
         """Copy the servers' model into this one; return the addresses that were written."""
