@@ -17,14 +17,14 @@ HEAD = """
 import os, sys, time
 import torch, torch.distributed as dist
 from shoal.runtime.world.error_context import explain
-from shoal.runtime.world.failures import progress
+from shoal.runtime.world.failures import POSITION
 from shoal.runtime.world.join import join
 
 torch.set_num_threads(1)
 world = join()
 
 def reduce(step):
-    progress(step, "bucket 0")
+    POSITION.step, POSITION.exchange = step, "bucket 0"
     try:
         dist.all_reduce(torch.ones(1))
     except Exception as error:
