@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.errors import UsageError
 from shoal.flow import All, Ask, Fold, Folded, Gather, Mean, Rows, Scatter, Spread, tree
-from shoal.wire.route import Halves
+from shoal.wire.route import Group, Halves
 from shoal.wire.wire import (
     Parts,
     Pending,
@@ -42,7 +42,7 @@ class CollectiveWire:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None,
+        group: Group,
         *,
         weighted: bool = False,
         route: Route | None = None,
@@ -149,7 +149,7 @@ class CollectiveWire:
         return PendingWork((), finish)
 
 
-def fold(asks: Sequence[Fold], group: dist.ProcessGroup | None) -> tuple[Folded, ...]:
+def fold(asks: Sequence[Fold], group: Group) -> tuple[Folded, ...]:
     """Merge the messages of all ranks pairwise along a binary tree; blocks.
 
     1. Reduce: on each edge of the tree one rank sends its message, and the other merges it into its

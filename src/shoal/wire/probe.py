@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.tuner import close
-from shoal.wire.route import Leg, run_legs
+from shoal.wire.route import Group, Leg, run_legs
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
 _REPEATS = 7
@@ -29,7 +29,6 @@ _BEHIND = 1.5  # times the least seconds of the best: a call that takes longer i
 _PATIENCE, _MOST = 1.5, 6.0  # seconds: enough after _FAIR turns; enough in any case
 _FLOAT_NBYTES = 4
 
-Group = dist.ProcessGroup | None
 Call = Callable[[], object]
 
 
@@ -75,7 +74,7 @@ def probe(
         calls.append(partial(dist.all_reduce, flat, group=group))
     turns = [[_seconds(call, device) for call in calls] for _ in range(1 + _REPEATS)]
     counted = zip(*turns[1:], strict=True)  # the first opens connections and allocates buffers
-    medians = torch.tensor([statistics.median(taken) for taken in counted], device=device)
+    medians = torch.tensor([statistics.median(timings) for timings in counted], device=device)
     dist.all_reduce(medians, op=dist.ReduceOp.MAX, group=group)
     message, native = medians.view(-1, 2).T.tolist()
     return rising(sizes, message), rising(sizes, native)
@@ -101,7 +100,7 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
     After each turn all ranks have the times of the slowest rank, so all drop the same calls: after
     a few turns, or after the first one if it takes long. All ranks must call this function.
     """
-    taken: list[list[float]] = [[] for _ in calls]
+    timings: list[list[float]] = [[] for _ in calls]
     running, spent = list(range(len(calls))), 0.0
     for turn in range(1 + _TURNS):
         seconds = torch.zeros(len(calls), device=device, dtype=torch.float64)
@@ -113,12 +112,12 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
         if turn == 0 and spent < _PATIENCE:
             continue  # it opened connections and allocated buffers
         for i in running:
-            taken[i].append(float(seconds[i]))
+            timings[i].append(float(seconds[i]))
         if turn == 0 or turn >= _FAIR:
-            running = sorted(close({i: min(taken[i]) for i in running}, _BEHIND))
+            running = sorted(close({i: min(timings[i]) for i in running}, _BEHIND))
         if len(running) == 1 or spent > (_PATIENCE if turn >= _FAIR else _MOST):
             break
-    return [statistics.median(taken[i]) if i in running else math.inf for i in range(len(calls))]
+    return [statistics.median(timings[i]) if i in running else math.inf for i in range(len(calls))]
 
 
 def _seconds(call: Call, device: torch.device) -> float:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.wire.collective import CollectiveWire
-from shoal.wire.route import Leg, RouteCut, write_chunks
+from shoal.wire.route import Group, Leg, RouteCut, write_chunks
 from shoal.wire.shm.work import Work
 from shoal.wire.wire import Pending, PendingWork, Ready
 
@@ -67,7 +67,7 @@ class Links(Protocol):
 class GroupLinks:
     """Links of a process group that sends from host memory; no other messages have its tag."""
 
-    def __init__(self, group: dist.ProcessGroup | None, tag: int) -> None:
+    def __init__(self, group: Group, tag: int) -> None:
         self._group, self._tag = group, tag
 
     def send(self, peer: int, number: int, message: Tensor) -> None:
@@ -271,9 +271,7 @@ class QueuedRoute:
 class QueuedWire(CollectiveWire):
     """A :class:`CollectiveWire` whose means go through send queues, several at the same time."""
 
-    def __init__(
-        self, group: dist.ProcessGroup | None, *, weighted: bool, queues: QueuedRoute
-    ) -> None:
+    def __init__(self, group: Group, *, weighted: bool, queues: QueuedRoute) -> None:
         super().__init__(group, weighted=weighted)
         self.queues = queues
 

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from shoal.errors import BadArgument
 
+Group = dist.ProcessGroup | None
+"""None for all ranks."""
 PlainCopy = tuple[int, int, int, bool]
 """(source, target, chunk, add)."""
 
@@ -48,12 +50,7 @@ def legs(rounds: Iterable[Sequence[PlainCopy]], rank: int) -> tuple[Leg, ...]:
 
 
 def run_legs(
-    tensor: Tensor,
-    own_legs: Iterable[Leg],
-    *,
-    chunks: int,
-    group: dist.ProcessGroup | None = None,
-    tag: int = 0,
+    tensor: Tensor, own_legs: Iterable[Leg], *, chunks: int, group: Group = None, tag: int = 0
 ) -> None:
     """Sum a flat contiguous tensor over the group in place, along a route.
 
@@ -91,7 +88,7 @@ def _adjacent(chunks: Sequence[int]) -> bool:
     return all(after == before + 1 for before, after in pairwise(chunks))
 
 
-def _run_leg(cut: RouteCut, leg: Leg, group: dist.ProcessGroup | None, tag: int) -> None:
+def _run_leg(cut: RouteCut, leg: Leg, group: Group, tag: int) -> None:
     """Receive and send at the same time; a rank sends what it had before the round."""
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
@@ -142,9 +139,7 @@ class Halves:
     those of a ring: the first half of them is a reduce-scatter, the second an all-gather.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup | None, rounds: Sequence[Sequence[PlainCopy]]
-    ) -> None:
+    def __init__(self, group: Group, rounds: Sequence[Sequence[PlainCopy]]) -> None:
         self._group, self._size = group, dist.get_world_size(group)
         rank = dist.get_rank(group)
         self._first = legs(rounds[: len(rounds) // 2], rank)

@@ -142,7 +142,7 @@ def impatient() -> float:
         return 0.0
     work = dist.irecv(x, 0)
     assert work is not None
-    with pytest.raises(ExchangeTimeout, match=r"a message \(tag 0\) not done within 0.2 s"):
+    with pytest.raises(ExchangeTimeout, match=r"message \(tag 0\) is not done within 0.2 s"):
         work.wait(timedelta(seconds=0.2))
     dist.barrier()
     work.wait()  # it went on

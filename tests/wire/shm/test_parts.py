@@ -75,7 +75,7 @@ def test_without_room_a_segment_is_refused_with_what_to_do(
         create(1 << 60)
     monkeypatch.setattr(segment, "_SHARED", str(tmp_path / "absent"))
     create(100).close()
-    assert "is a file of" in caplog.text
+    assert "is a file in" in caplog.text
 
 
 def test_the_dead_and_the_replaced_do_not_live() -> None:

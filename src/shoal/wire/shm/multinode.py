@@ -180,7 +180,7 @@ class MultiNodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` of each rank to ``targets``, one address a rank; None: only give."""
+        """Copy ``nbytes`` of each rank to ``targets``, an address for each; None: only send."""
         self.barrier(signature)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
         with self._gloo_errors(signature):
@@ -191,7 +191,7 @@ class MultiNodeCollectives:
     def scatter(
         self, signature: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
-        """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
+        """Copy ``nbytes`` from each of the root's ``sources``, which are addresses, to a rank."""
         parts = [(source, nbytes) for source in sources] or [(0, 0)] * self.size
         targets = [(target, nbytes if rank == root else 0) for rank in range(self.size)]
         self.all_to_all(signature, parts, targets)

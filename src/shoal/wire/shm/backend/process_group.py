@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any
@@ -33,6 +33,7 @@ from shoal.wire.shm.work import CollectiveCall, Work, WorkQueue
 
 # typed as Any: torch declares each method in several forms, most of which Python groups never use
 _TorchGroup: Any = dist.ProcessGroup
+Tensors = Sequence[Tensor]
 CallOptions = Any  # torch's own options, one class a collective, all with asyncOp
 _SUM = hash(dist.ReduceOp.SUM)
 
@@ -119,11 +120,11 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def _run(
         self,
         call: CollectiveCall,
-        outputs: Sequence[Tensor],
+        outputs: Tensors,
         opts: CallOptions = None,
         *,
-        flats: Sequence[Tensor] = (),
-        inputs: Sequence[Tensor] = (),
+        flats: Tensors = (),
+        inputs: Tensors = (),
     ) -> Work:
         """Run a collective in the order of calls: in the background if it is asynchronous.
 
@@ -135,12 +136,6 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         if flats or inputs:
             call = partial(_call_and_restore, call, outputs, flats, inputs)
         return self._queue.run(call, outputs, background=getattr(opts, "asyncOp", True))
-
-    @staticmethod
-    def _each(call: Callable[..., Work], outputs: Sequence[Any], inputs: Sequence[Tensor]) -> Work:
-        """Call for each pair of output and input; the work of the last call is that of all."""
-        works = [call(output, input) for output, input in zip(outputs, inputs, strict=True)]
-        return works[-1] if works else Work([], done=True)
 
     def _require_open(self) -> None:
         """Raise UsageError if the group belongs to another process, or has been destroyed."""
@@ -165,7 +160,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     # Collectives that combine elements
 
     def allreduce(
-        self, tensors: Sequence[Tensor] | Tensor, opts: CallOptions = None, timeout: object = None
+        self, tensors: Tensors | Tensor, opts: CallOptions = None, timeout: object = None
     ) -> Work:
         """Combine the tensors of all ranks, in place on all ranks."""
         outputs = [tensors] if isinstance(tensors, Tensor) else tensors
@@ -182,7 +177,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         call = partial(self._collectives.all_reduce, name, flat, op)
         return call if flat is tensor else partial(_call_and_restore, call, [tensor], [flat])
 
-    def reduce(self, tensors: Sequence[Tensor], opts: CallOptions) -> Work:
+    def reduce(self, tensors: Tensors, opts: CallOptions) -> Work:
         """Combine the tensors of all ranks, in place on the root."""
         (tensor,) = tensors
         op, root = reduction(_op_hash(opts), tensor.dtype), opts.rootRank
@@ -192,7 +187,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         return self._run(call, tensors, opts, flats=[flat] if self.rank() == root else ())
 
     def reduce_scatter(
-        self, outputs: Sequence[Tensor] | Tensor, inputs: Sequence[Any], opts: CallOptions = None
+        self, outputs: Tensors | Tensor, inputs: Sequence[Any], opts: CallOptions = None
     ) -> Work:
         """Combine the lists of all ranks; each rank gets the item of its own number."""
         output = outputs if isinstance(outputs, Tensor) else outputs[0]
@@ -215,10 +210,12 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     reduce_scatter_single = _reduce_scatter_base
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
+        self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None
     ) -> Work:
         """Run several flat reduce_scatters, one after the other."""
-        return self._each(partial(self._reduce_scatter_base, opts=opts), outputs, inputs)
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self._reduce_scatter_base(output, input, opts) for output, input in pairs]
+        return works[-1] if works else Work([], done=True)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -234,23 +231,21 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
 
     # Collectives that copy: each rank gives one part
 
-    def allgather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Work:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         """Gather the tensors of all ranks into a list, on every rank."""
-        return self._each(partial(self._gather, opts=opts, root=None), outputs, inputs)
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self._gather(targets, source, opts, root=None) for targets, source in pairs]
+        return works[-1] if works else Work([], done=True)
 
     allgather_coalesced = allgather
 
-    def gather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: CallOptions
-    ) -> Work:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: CallOptions) -> Work:
         """Gather the tensors of all ranks into a list, on the root."""
         targets = outputs[0] if outputs else []
         return self._gather(targets, inputs[0], opts, root=opts.rootRank)
 
     def _gather(
-        self, outputs: Sequence[Tensor], source: Tensor, opts: CallOptions, *, root: int | None
+        self, outputs: Tensors, source: Tensor, opts: CallOptions, *, root: int | None
     ) -> Work:
         what = "all_gather" if root is None else f"gather to {root}"
         reads = root is None or root == self.rank()
@@ -278,32 +273,31 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     all_gather_single = _allgather_base
 
     def allgather_into_tensor_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
+        self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None
     ) -> Work:
         """Run several flat all_gathers, one after the other."""
-        return self._each(partial(self._allgather_base, opts=opts), outputs, inputs)
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self._allgather_base(output, input, opts) for output, input in pairs]
+        return works[-1] if works else Work([], done=True)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     # Collectives that copy: ranks get equal or different parts
 
-    def broadcast(self, tensors: Sequence[Tensor] | Tensor, opts: Any, *rest: Any) -> Work:
+    def broadcast(self, tensors: Tensors | Tensor, opts: Any, *rest: Any) -> Work:
         """Copy the root's tensors to all ranks."""
         outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
         is_root = self.rank() == root
         flats = [(flatten if is_root else flatten_output)(x, "broadcast") for x in outputs]
-        calls = []
+        broadcast, calls = self._collectives.broadcast, []
         for flat in flats:
             name = signature(f"broadcast from {root}", flat.dtype, flat.numel())
-            call = partial(self._collectives.broadcast, name, flat.data_ptr(), flat.nbytes)
-            calls.append(partial(call, root=root))
+            calls.append(partial(broadcast, name, flat.data_ptr(), flat.nbytes, root=root))
         results, opts = () if is_root else flats, None if isinstance(opts, int) else opts
         return self._run(partial(_call_each, calls), outputs, opts, flats=results, inputs=flats)
 
-    def scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: CallOptions
-    ) -> Work:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: CallOptions) -> Work:
         """Copy to each rank its item of the root's list."""
         root, output = opts.rootRank, outputs[0]
         pieces = list(inputs[0]) if inputs and self.rank() == root else []
@@ -318,9 +312,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         call = partial(scatter, name, sources, nbytes=nbytes, target=target, root=root)
         return self._run(call, outputs[:1], opts, flats=[out], inputs=flats)
 
-    def alltoall(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: CallOptions = None
-    ) -> Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None) -> Work:
         """Send to each rank its item of a list; receive a list likewise."""
         for tensors in (inputs, outputs):
             what = f"all_to_all of {len(inputs)} into {len(outputs)} tensors"
@@ -356,7 +348,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         if sum(counts) != rows or len(counts) != size:
             raise BadArgument(
                 f"all_to_all_single of {rows} rows in parts {counts}",
-                f"one part for each of {size} ranks, together all rows",
+                f"needs one part for each of {size} ranks, together all rows",
             )
         width, address, parts = flat.nbytes // rows if rows else 0, flat.data_ptr(), []
         for count in counts:
@@ -364,9 +356,9 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
             address += count * width
         return parts
 
-    def _require_one_a_rank(self, call: str, tensors: Sequence[Tensor]) -> None:
+    def _require_one_a_rank(self, call: str, tensors: Tensors) -> None:
         if len(tensors) != self.size():
-            raise BadArgument(call, f"there are {self.size()} ranks")
+            raise BadArgument(call, f"needs one tensor for each of the {self.size()} ranks")
 
     # Barriers
 
@@ -392,16 +384,16 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
 
     # Point-to-point messages
 
-    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
+    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Work:
         """Begin to send a tensor to a rank."""
         self._require_other(dstRank, "send to")
         return self._p2p.send(flatten(tensors[0], "send"), dstRank, tag=tag)
 
-    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Work:
         """Begin to receive a tensor from a rank."""
         return self._receive(tensors[0], srcRank, tag)
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         """Begin to receive a tensor from any rank."""
         return self._receive(tensors[0], None, tag)
 
@@ -440,10 +432,7 @@ def _call_each(calls: Sequence[CollectiveCall]) -> None:
 
 
 def _call_and_restore(
-    call: CollectiveCall,
-    outputs: Sequence[Tensor],
-    flats: Sequence[Tensor],
-    inputs: Sequence[Tensor] = (),
+    call: CollectiveCall, outputs: Tensors, flats: Tensors, inputs: Tensors = ()
 ) -> None:
     """Call, then write flat results back, if any; the arguments keep all tensors alive."""
     call()
@@ -451,7 +440,7 @@ def _call_and_restore(
         restore(output, flat)
 
 
-def _ranges(flats: Sequence[Tensor]) -> list[MemoryRange]:
+def _ranges(flats: Tensors) -> list[MemoryRange]:
     return [(flat.data_ptr(), flat.nbytes) for flat in flats]
 
 

@@ -258,7 +258,7 @@ class Barrier:
                 raise PeerLost(f"{operation}: rank {headers.names[rank]} has destroyed the group")
         if time.monotonic() > end:
             ranks = "; ".join(self._describe(rank) for rank in late)
-            raise ExchangeTimeout(f"{operation}: {_LATE} {self.seconds:g} s, for {ranks}")
+            raise ExchangeTimeout(f"{operation}: {_LATE} {self.seconds:g} s, because {ranks}")
 
     def _describe(self, rank: int) -> str:
         headers, peer = self.headers, self.headers.peers[rank]

@@ -85,7 +85,7 @@ def _create_file(nbytes: int) -> Offer:
         if nbytes > free[folder] * _USABLE:
             continue
         if folder != _SHARED:
-            log.warning("%s has no space: the segment is a file of %s, slower", _SHARED, folder)
+            log.warning("%s has no space: the segment is a file in %s, slower", _SHARED, folder)
         descriptor, path = tempfile.mkstemp(prefix="shoal-", dir=folder)  # mode 0600
         os.ftruncate(descriptor, nbytes)
         return Offer(descriptor, path, nbytes, linked=True)

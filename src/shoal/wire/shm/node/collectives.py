@@ -136,7 +136,7 @@ class NodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` of each rank to ``targets``, one address a rank; None: only give."""
+        """Copy ``nbytes`` of each rank to ``targets``, an address for each; None: only send."""
         targets = targets or ()
         others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
         ranges = [(target, nbytes) for _, target in others]
@@ -162,7 +162,7 @@ class NodeCollectives:
     def scatter(
         self, signature: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
-        """Copy ``nbytes`` of the root's ``sources``, one address a rank, to each rank."""
+        """Copy ``nbytes`` from each of the root's ``sources``, which are addresses, to a rank."""
         if nbytes >= self._read.least_nbytes:
             self._scatter_by_reading(signature, sources, nbytes=nbytes, target=target, root=root)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ctypes import memmove
 
 from torch import Tensor
@@ -17,8 +17,7 @@ from torch import Tensor
 from shoal.errors import FaultError
 from shoal.wire.shm.memory.barrier import PRESENT, SPINS, Barrier, sched_yield
 from shoal.wire.shm.memory.cma import CmaReader
-from shoal.wire.shm.memory.ring import Ring
-from shoal.wire.shm.node.p2p_queues import P2PQueues, P2PWork
+from shoal.wire.shm.node.p2p_queues import P2PQueues, P2PWork, Rings
 
 _GRACE_SECONDS = 0.001  # before the helper thread acts: mostly the caller is about to wait
 _AWAKE_SECONDS = 0.1  # how long the helper thread stays awake after the last message
@@ -27,16 +26,11 @@ _AWAKE_SECONDS = 0.1  # how long the helper thread stays awake after the last me
 class P2P:
     """Sends and receives all messages of one rank.
 
-    ``outgoing`` and ``incoming`` are the rings to and from each rank; None for this rank itself. Of
-    the barrier only the timeout and the failures are used.
+    Of the barrier only the timeout and the failures are used.
     """
 
     def __init__(
-        self,
-        barrier: Barrier,
-        outgoing: Sequence[Ring | None],
-        incoming: Sequence[Ring | None],
-        reader: CmaReader,
+        self, barrier: Barrier, outgoing: Rings, incoming: Rings, reader: CmaReader
     ) -> None:
         self._barrier, self._queues = barrier, P2PQueues(outgoing, incoming, reader)
         self._lock, self._wakeup = threading.Lock(), threading.Condition()
@@ -57,12 +51,7 @@ class P2P:
         return self._hand_over(work)
 
     def receive(
-        self,
-        flat: Tensor,
-        peer: int | None,
-        *,
-        tag: int,
-        on_success: Callable[[], None] | None = None,
+        self, flat: Tensor, peer: int | None, *, tag: int, on_success: Callable[[], None]
     ) -> P2PWork:
         """Begin to receive a message into ``flat``."""
         work = self._work(flat, tag, peer)

@@ -29,6 +29,8 @@ from shoal.wire.shm.memory.cma import CmaReader
 from shoal.wire.shm.memory.ring import Ring, RingCell
 from shoal.wire.shm.work import Work
 
+Rings = Sequence[Ring | None]  # to or from each rank; None for this rank itself
+Drive = Callable[["P2PWork", float], None]
 _PIPELINED_NBYTES = 2 << 20  # from here on a ring is faster, if each rank has a core of its own
 
 
@@ -44,13 +46,7 @@ class P2PWork(Work):
     """
 
     def __init__(
-        self,
-        flat: Tensor,
-        tag: int,
-        *,
-        peer: int | None,
-        end: float,
-        drive: Callable[[P2PWork, float], None] | None = None,
+        self, flat: Tensor, tag: int, *, peer: int | None, end: float, drive: Drive | None = None
     ) -> None:
         super().__init__([flat])
         self.tag, self.peer, self._drive = tag, peer, drive
@@ -68,7 +64,7 @@ class P2PWork(Work):
         if not self._done and self._drive is not None:
             self._drive(self, time.monotonic() + seconds if seconds > 0 else math.inf)
             if not self._done:
-                raise ExchangeTimeout(f"a message (tag {self.tag}) not done within {seconds:g} s")
+                raise ExchangeTimeout(f"message (tag {self.tag}) is not done within {seconds:g} s")
         return super().wait()
 
     def source_rank(self) -> int:
@@ -96,9 +92,7 @@ class P2PWork(Work):
 class P2PQueues:
     """All messages of this rank that are not complete; for one thread at a time."""
 
-    def __init__(
-        self, outgoing: Sequence[Ring | None], incoming: Sequence[Ring | None], reader: CmaReader
-    ) -> None:
+    def __init__(self, outgoing: Rings, incoming: Rings, reader: CmaReader) -> None:
         self._incoming, self._read = tuple(incoming), reader
         self._sends = SendQueue(outgoing, reader.least_nbytes)
         self._lost: set[int] = set()  # sources whose next message cannot be read any more
@@ -223,7 +217,7 @@ class SendQueue:
     Receivers read messages from ``least_nbytes`` on from the memory of this process.
     """
 
-    def __init__(self, rings: Sequence[Ring | None], least_nbytes: int) -> None:
+    def __init__(self, rings: Rings, least_nbytes: int) -> None:
         self._rings, self._least_nbytes = tuple(rings), least_nbytes
         crowded = len(self._rings) > usable_cores()
         self._most_nbytes = sys.maxsize if crowded else _PIPELINED_NBYTES
