@@ -189,7 +189,7 @@ def test_a_checkpoint_is_restored_from_where_there_is_one(tmp_path: Path) -> Non
         run.restore(tmp_path / "nowhere")
     with pytest.raises(CheckpointMissing, match=str(tmp_path)):
         run.restore(tmp_path)
-    with pytest.raises(UsageError, match="where to"):
+    with pytest.raises(UsageError, match="no checkpoint directory"):
         run.save()
     file = tmp_path / "file"
     file.touch()

@@ -32,7 +32,7 @@ def directed(n: int, round: int) -> Tensor:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (coordination(lambda n, r: torch.eye(n, dtype=torch.float64)), "never hear"),
+        (coordination(lambda n, r: torch.eye(n, dtype=torch.float64)), "never receive"),
         (coordination(lambda n, r: torch.ones(n, n, dtype=torch.float64)), "sum to one"),
         (coordination(lambda n, r: torch.eye(n, dtype=torch.float64)[:, [0] * n]), "columns|rows"),
         (coordination(directed), "not symmetric"),
