@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from shoal.cores import usable_cores
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import most_workers
-from shoal.runtime.world.interfaces import IFNAME, bind, gloo_choice, is_loopback
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE, bind, gloo_choice, is_loopback
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
@@ -195,10 +195,10 @@ def network(name: str, workers: int) -> Finding:
     try:
         choice = gloo_choice()
     except UsageError as error:
-        return Finding(name, "fail", str(error), f"unset {IFNAME}, or name an interface")
+        return Finding(name, "fail", str(error), f"unset {IFNAME_VARIABLE}, or name an interface")
     if is_loopback(choice):
         fact = f"gloo would use {choice}: fine on one machine, unreachable from others"
-        return Finding(name, "warn", fact, f"for several machines: export {IFNAME}=eth0")
+        return Finding(name, "warn", fact, f"for several machines: export {IFNAME_VARIABLE}=eth0")
     return Finding(name, "ok", f"gloo would use {choice}")
 
 

@@ -141,7 +141,7 @@ def _check_nodes(options: LaunchOptions) -> None:
     host, port = master(options)
     _require(
         rank > 0 or is_local(host),
-        f"--master {host}:{port}: node 0 must run on {host}, but this machine is not {host}",
+        f"--master {host}:{port}: node 0 must run on {host}, but {host} is not this machine",
     )
     _require(
         options.max_restarts == 0,

@@ -21,7 +21,7 @@ from shoal.runtime.launcher import guard
 from shoal.runtime.launcher.options import LaunchOptions
 from shoal.runtime.launcher.output import OutputRouter
 from shoal.runtime.world import env as names
-from shoal.runtime.world.interfaces import IFNAME, loopback_name
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE, loopback_name
 
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.05
@@ -88,7 +88,7 @@ def default_environment(options: LaunchOptions, environ: Mapping[str, str]) -> d
     variables = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     loopback = loopback_name()
     if options.nodes == 1 and loopback is not None:
-        variables[IFNAME] = loopback  # independent of the host name's address
+        variables[IFNAME_VARIABLE] = loopback  # independent of the host name's address
     return {name: value for name, value in variables.items() if not environ.get(name)}
 
 
