@@ -1,8 +1,8 @@
 """Join the other workers of a run, and check that all of them build the same model.
 
-:func:`join` works under ``shoal run``, torchrun, Slurm and plain ``python train.py`` (one worker, no
-process group). Every start of a run has its own key prefix in the store, so a restarted worker
-never reads what a dead one wrote.
+:func:`join` works under ``shoal run``, torchrun, Slurm and plain ``python train.py``, which is one
+worker without a process group. Every start of a run has its own key prefix in the store, so a
+restarted worker never reads what a dead one wrote.
 """
 
 from __future__ import annotations
