@@ -13,8 +13,8 @@ parameter in two ways, and a foreach or fused optimizer that does not fit the pa
 Tensor ranks and pipeline stages work on the same samples, so their gradients need no averaging.
 Each of the n = dp_replicate x dp_shard shards has its own samples. FSDP2 takes the unweighted mean
 over ``dp_shard``, and the exchange takes the unweighted mean over ``dp_replicate``. So each
-gradient is the unweighted mean over all n. A rank whose loss is the mean over a share ``w`` of all samples
-(the shares sum to 1) must scale its loss by ``w * n``. The result is then the mean over all
+gradient is the unweighted mean over all n. A rank whose loss is the mean over a share ``w`` of all
+samples (the shares sum to 1) must scale its loss by ``w * n``. The result is then the mean over all
 samples, even if the shares differ.
 """
 

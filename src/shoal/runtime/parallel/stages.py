@@ -28,8 +28,8 @@ def stages(model: nn.Module, n: int) -> Stages:
     else:
         raise UsageError(
             f"pipe({n}) cannot split {type(model).__name__}, because it does not define its stages;"
-            f" instead: give it a method pipe_stages(n) -> [[submodule, ...], ...] (see shoal.models),"
-            f" make it an nn.Sequential, or use shard({n}), which needs neither"
+            f" instead: give it a method pipe_stages(n) -> [[submodule, ...], ...] (see"
+            f" shoal.models), make it an nn.Sequential, or use shard({n}), which needs neither"
         )
     if len(names) != n or not all(names):
         empty = sum(not submodules for submodules in names)
@@ -119,15 +119,16 @@ def _check_stages(model: nn.Module, stages: Stages) -> None:
         if stage is None:
             raise UsageError(
                 f"pipe({len(stages)}) cannot split this model, because {name} is in no stage;"
-                f" instead: list its submodule in pipe_stages (a parameter of the model itself must first"
-                f" move into a submodule)"
+                f" instead: list its submodule in pipe_stages (a parameter of the model itself must"
+                f" first move into a submodule)"
             )
         first_stage, first = owner.setdefault(id(value), (stage, name))
         if first_stage != stage:
             raise UsageError(
                 f"pipe({len(stages)}) cannot split this model, because {first} (stage"
-                f" {first_stage}) and {name} (stage {stage}) are one tied parameter, which cannot be"
-                f" on two stages; instead: untie them (tied=False in shoal's GPT), or use shard({len(stages)})"
+                f" {first_stage}) and {name} (stage {stage}) are one tied parameter, which cannot"
+                f" be on two stages; instead: untie them (tied=False in shoal's GPT), or use"
+                f" shard({len(stages)})"
             )
 
 

@@ -113,7 +113,8 @@ def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
     if not isinstance(module, expected):
         raise UsageError(
             f"tensor({n}) cannot split {name}, because the style {style!r} needs an"
-            f" nn.{expected.__name__}, and it is a {type(module).__name__}; instead: leave it out of the plan"
+            f" nn.{expected.__name__}, and it is a {type(module).__name__}; instead: leave it"
+            f" out of the plan"
         )
     sizes = {"column": "out_features", "row": "in_features"}
     size = getattr(module, sizes[style]) if style in sizes else 0
