@@ -19,7 +19,7 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", **HERE}
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ({**TWO, "RANK": "2"}, "RANK=2 but WORLD_SIZE=2: it must lie .*fewer processes"),
+        ({**TWO, "RANK": "2"}, "RANK=2 must lie between 0 and 1, because WORLD_SIZE=2; .*fewer"),
         ({**TWO, "RANK": "-1"}, "RANK=-1"),
         ({**TWO, "RANK": "one"}, "RANK='one' is not a whole number"),
         ({**TWO, "WORLD_SIZE": "1.5"}, "WORLD_SIZE='1.5' is not a whole number"),

@@ -1,8 +1,7 @@
 """``shoal bench SUITE``: run a benchmark suite, print its tables, and write its report.
 
-Exit codes: 0: all thresholds are met. 1: at least one is not met. 2: the command line is wrong.
-3: none fails, but at least one is inconclusive. 130: Ctrl-C; the results until then are printed and
-written.
+Exit codes: 0: all thresholds are met. 1: one is not met. 2: the command line is wrong. 3: none fails,
+but one is inconclusive. 130: Ctrl-C was pressed; the results until then are printed and written.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it
     from shoal.bench.report import Report, Result
     from shoal.bench.suites import Progress, Suite
 
-# Widths in characters: the least for the names of cases, and that of the other columns.
-_CASE_COLUMNS, _OTHER_COLUMNS = 24, 68
+_CASE_COLUMNS, _OTHER_COLUMNS = 24, 68  # least width of the case names; width of the rest
 _FILE_COLUMNS = 160  # if stdout is a file or pipe, which has no width
 _INTERRUPTED = 130
 
@@ -151,12 +149,12 @@ def live_progress(console: Console) -> Iterator[Progress]:
 
 def line_progress(console: Console) -> Progress:
     """Return a function that prints one line whenever another measurement starts."""
-    begin, last_line = time.monotonic(), ""
+    begin, previous = time.monotonic(), ""
 
     def progress(what: str, done: int, total: int) -> None:
-        nonlocal last_line
-        if what != last_line:
-            last_line = what
+        nonlocal previous
+        if what != previous:
+            previous = what
             minutes, seconds = divmod(round(time.monotonic() - begin), 60)
             line = f"{minutes}:{seconds:02} {what} ({done} of {total})"
             console.print(line, markup=False, highlight=False, soft_wrap=True)

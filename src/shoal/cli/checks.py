@@ -81,9 +81,7 @@ def backends(name: str, workers: int) -> Finding:
     import torch.distributed as dist
 
     if not dist.is_available():
-        return Finding(
-            name, "fail", "torch has no torch.distributed", "install a build of torch that has it"
-        )
+        return Finding(name, "fail", "torch has no torch.distributed", "install another build")
     available = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     available["mpi"] = dist.is_mpi_available()
     fact = ", ".join(f"{key} {'yes' if value else 'no'}" for key, value in available.items())
@@ -124,9 +122,7 @@ def cores(name: str, workers: int) -> Finding:
     usable = usable_cores()
     fact = f"{usable} usable for {workers} worker{'' if workers == 1 else 's'}"
     if workers > most_workers():
-        return Finding(
-            name, "fail", fact, f"use at most -n {most_workers()}, or add --oversubscribe"
-        )
+        return Finding(name, "fail", fact, f"use -n {most_workers()}, or add --oversubscribe")
     if workers > usable:
         return Finding(name, "warn", fact, f"workers will share cores; use -n {usable}")
     return Finding(name, "ok", fact)
@@ -163,11 +159,7 @@ def open_files(name: str, workers: int) -> Finding:
     """Check the limit of open files: workers open sockets, and data loaders open pipes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = FILES_BASE + FILES_PER_WORKER * workers
-    fact = (
-        f"the limit is {soft}, and can be raised to {hard}"
-        if soft != resource.RLIM_INFINITY
-        else "there is no limit"
-    )
+    fact = f"{soft}; the maximum is {hard}" if soft != resource.RLIM_INFINITY else "no limit"
     if soft != resource.RLIM_INFINITY and soft < need:
         status: Literal["warn", "fail"] = "fail" if soft < FILES_BASE else "warn"
         return Finding(name, status, fact, f"ulimit -n {max(need, 1024)}")
@@ -203,9 +195,7 @@ def network(name: str, workers: int) -> Finding:
     try:
         choice = gloo_choice()
     except UsageError as error:
-        return Finding(
-            name, "fail", str(error), f"unset {IFNAME_VARIABLE}, or set it to an interface"
-        )
+        return Finding(name, "fail", str(error), f"unset or correct {IFNAME_VARIABLE}")
     if is_loopback(choice):
         fact = f"gloo would use {choice}, which other machines cannot reach"
         return Finding(name, "warn", fact, f"for several machines: export {IFNAME_VARIABLE}=eth0")

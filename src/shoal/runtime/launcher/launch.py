@@ -4,8 +4,7 @@
 2. On the first machine bind the store's socket. Start the workers, each in its own session.
 3. When a worker fails, write the reason to the store, where the other workers read it. Stop the
    workers that still run five seconds later.
-4. Report the first failure with its traceback. If restarts are left, start all workers again; each
-   start is called a generation.
+4. Report the first failure with its traceback. If restarts are left, start a new generation.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ RUN_FILES = ("joined-*", "error-*.json", "spans-*.jsonl")
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> int:
-    """Run ``command`` (a script and its arguments) in every worker of this machine.
-
-    Returns the exit code of the run, after all processes have ended.
+    """Run ``command`` (script and arguments) in all workers of this machine; return the exit code.
 
     Raises:
         UsageError: the options are wrong; nothing was started.

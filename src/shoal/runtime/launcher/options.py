@@ -65,9 +65,7 @@ def parse_workers(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(
-            f"-n {text}: the number of workers must be a whole number, as in -n 4"
-        ) from None
+        raise UsageError(f"-n {text}: the number of workers must be a whole number") from None
 
 
 def check(command: Sequence[str], options: LaunchOptions) -> None:

@@ -53,10 +53,7 @@ class PrefixedStream:
 
 
 class OutputRouter:
-    """Sends the output of all processes to the terminal, or to log files in ``logs``.
-
-    ``mode`` is the value of ``--output``: "all" or "main".
-    """
+    """Sends all output to the terminal or to files in ``logs``; ``mode`` is ``--output``."""
 
     def __init__(self, mode: str, logs: Path) -> None:
         self._mode, self._logs = mode, logs
@@ -68,19 +65,17 @@ class OutputRouter:
         sys.stderr.write(f"shoal: {text}\n")
         sys.stderr.flush()
 
-    def log_file(self, process_key: str) -> Path:
+    def log_file(self, key: str) -> Path:
         """Return the path of the log file of a process that does not write to the terminal."""
-        return self._logs / f"{process_key}.log"
+        return self._logs / f"{key}.log"
 
-    def streams(
-        self, process_key: str, *, is_main: bool
-    ) -> tuple[int | None, int | None, list[int]]:
+    def streams(self, key: str, *, is_main: bool) -> tuple[int | None, int | None, list[int]]:
         """Return Popen's stdout and stderr, and the descriptors to close once it has started."""
         if self._mode == "all":
             return subprocess.PIPE, subprocess.PIPE, []
         if is_main:
             return None, None, []
-        log = os.open(self.log_file(process_key), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(self.log_file(key), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         return log, log, [log]
 
     def attach(self, process: subprocess.Popen[bytes], name: str, index: int) -> None:
@@ -93,10 +88,7 @@ class OutputRouter:
                 self._selector.register(pipe, selectors.EVENT_READ, stream)
 
     def forward(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` until a pipe is ready, and forward what it has.
-
-        Returns whether a pipe was ready, because it had data or was closed.
-        """
+        """Forward what a pipe has within ``seconds``; return whether one had data or was closed."""
         if not self._selector.get_map():
             time.sleep(seconds)
             return False

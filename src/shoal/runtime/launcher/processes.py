@@ -108,10 +108,7 @@ def spawn(
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` that makes Linux kill the child when this process ends.
-
-    Returns None on other systems.
-    """
+    """Return a ``preexec_fn`` with which Linux kills the child if this process ends, or None."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -151,8 +148,7 @@ class Worker:
     def reap(self) -> bool:
         """Collect the exit code if the process has ended; return whether this call did so.
 
-        First it ends the other processes of the group. Until the exit code is collected, the
-        kernel gives the process id to no new process, so no other group can be hit.
+        Before that, it ends the rest of the group, while the kernel cannot reuse the group's id.
         """
         if self.code is not None:
             return False
@@ -171,10 +167,7 @@ class Worker:
 
 
 def clear_group(group: int) -> None:
-    """End the processes that an ended worker left in its group.
-
-    They get SIGTERM first, so that they can free their shared memory, and then SIGKILL.
-    """
+    """End a dead worker's children: SIGTERM, to let them free shared memory, then SIGKILL."""
     if not has_live_members(group):
         return
     for number, seconds in ((signal.SIGTERM, 0.3), (signal.SIGKILL, 0.3)):
@@ -233,7 +226,7 @@ class GuardProcess:
 
 
 class Processes:
-    """The workers and servers of one generation."""
+    """The workers and servers of one generation, that is of one start of all workers."""
 
     def __init__(self, output: OutputRouter, guard: GuardProcess) -> None:
         self.all: list[Worker] = []
@@ -258,9 +251,7 @@ class Processes:
             env = base | process_environment(options, run, generation, own)
             self._start(command, env, f"rank-{rank}", rank)
 
-    def _start(
-        self, command: Sequence[str], env: dict[str, str], key: str, joined_key: str
-    ) -> None:
+    def _start(self, command: Sequence[str], env: dict[str, str], key: str, suffix: str) -> None:
         rank = int(env.get("RANK", -1))
         out, err, open_files = self._output.streams(key, is_main=rank == 0)
         try:
@@ -270,7 +261,7 @@ class Processes:
                 os.close(fd)
         self._guard.send(f"+{process.pid}")
         error_file = Path(env[names.ERROR_FILE])
-        joined_file = Path(env[names.DIRECTORY], f"joined-{joined_key}")
+        joined_file = Path(env[names.DIRECTORY], f"joined-{suffix}")
         worker = Worker(key.replace("-", " "), key, rank, process, error_file, joined_file)
         self.all.append(worker)
         self._output.attach(process, worker.name, len(self.all) - 1)
@@ -286,10 +277,7 @@ class Processes:
         return [worker for worker in self.all if worker.rank >= 0]
 
     def poll(self, seconds: float = POLL_SECONDS) -> list[Worker]:
-        """Wait at most ``seconds`` for output and forward it.
-
-        Returns the processes that have ended since the last call.
-        """
+        """Forward output for at most ``seconds``; return the processes that have newly ended."""
         self._output.forward(seconds)
         ended = [worker for worker in self.alive if worker.reap()]
         for worker in ended:
@@ -297,10 +285,7 @@ class Processes:
         return ended
 
     def stop(self, number: int, grace_seconds: float, hurry: Callable[[], bool]) -> None:
-        """Send a signal to all; kill those that still run after ``grace_seconds``.
-
-        If ``hurry`` returns True meanwhile, they are killed at once.
-        """
+        """Send a signal to all; kill them after ``grace_seconds``, or once ``hurry()`` is true."""
         for worker in self.alive:
             worker.stopped = True
             worker.signal(number)

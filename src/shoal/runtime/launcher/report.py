@@ -67,10 +67,7 @@ def signal_name(number: int) -> str:
 
 
 def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
-    """Describe the first failure with its traceback, and each other failure in one line.
-
-    If there is no traceback, the last lines of ``log`` are shown instead.
-    """
+    """Describe the first failure with its traceback or else the end of ``log``, then the rest."""
     first, *others = sorted(exits, key=lambda ended: ended.order)
     lines = [f"{first.worker.name} failed first: {first.reason}"]
     if first.failure is not None:

@@ -7,8 +7,8 @@ The parts are applied in this order:
 3. **shard**: FSDP2 shards the parameters that this rank still has.
 4. **optimizer**: its groups get the new parameters.
 
-Errors are raised before the model is changed, with two exceptions: a plan that splits a tied
-parameter in two ways, and a foreach or fused optimizer that does not fit the partition.
+Errors are raised before the model is changed, except for a tied parameter that the plan splits in
+two ways, and for a foreach or fused optimizer.
 
 Tensor ranks and pipeline stages work on the same samples, so their gradients need no averaging.
 Each of the n = dp_replicate x dp_shard shards has its own samples. FSDP2 takes the unweighted mean
@@ -61,9 +61,7 @@ class ParallelModel:
         return self.mesh["dp_replicate"].get_group()
 
     def local_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's part of each gradient that is not None, as plain tensors, by name.
-
-        They share the memory of the gradients, so a change of one changes the gradient."""
+        """Return this rank's part of each gradient, as plain tensors that share its memory."""
         return {n: local(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
 
     def local_parameters(self) -> dict[str, Tensor]:
@@ -126,8 +124,7 @@ def group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
     if optimizer.state:
         raise UsageError(
             f"the optimizer already has state for {len(optimizer.state)} parameters, but a model"
-            f" can only be split before its first step; instead: call distribute first, then load"
-            f" the state"
+            f" is split before its first step; instead: call distribute first, then load the state"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [group["params"] for group in optimizer.param_groups]
@@ -144,9 +141,6 @@ def repoint(optimizer: Optimizer, groups: list[list[str]], model: nn.Module) -> 
 
     Groups keep their number, order and options, so that learning-rate schedulers stay valid. With
     a pipeline some groups may become empty.
-
-    Raises:
-        UsageError: a group uses foreach or fused, but its tensors have different layouts.
     """
     parameters = dict(model.named_parameters())
     for group, names in zip(optimizer.param_groups, groups, strict=True):

@@ -1,7 +1,6 @@
 """Gather and load the state of a partitioned model, and clip its gradients.
 
-:func:`full_state`, :func:`global_norm` and :func:`gather_dtensor` are collectives: all ranks of a
-replica must call them together. The other functions do not communicate.
+All ranks of a replica must call full_state, global_norm and gather_dtensor together.
 """
 
 from __future__ import annotations
@@ -36,13 +35,7 @@ def full_state(parallel: ParallelModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_full(parallel: ParallelModel, state: Mapping[str, Tensor]) -> None:
-    """Copy this rank's part of the whole model's state into its model.
-
-    ``state`` must be equal on all ranks.
-
-    Raises:
-        CheckpointMismatch: names or shapes differ.
-    """
+    """Copy this rank's part of a whole model's state, equal on all ranks, into its model."""
     expected = {entry.name: entry.shape for entry in parallel.entries}
     shapes = {name: value.shape for name, value in state.items()}
     if expected != shapes:
@@ -66,8 +59,7 @@ def global_norm(parallel: ParallelModel) -> Tensor:
 
     torch's ``clip_grad_norm_`` cannot mix sharded and whole tensors, and sees only its own stage.
 
-    1. Add the squares of each local gradient to one of four sums: split over dp_shard or not, split
-       over tp or not.
+    1. Add up the squares of local gradients in four sums: split over dp_shard or not, tp or not.
     2. All-reduce each sum over the mesh axes that its gradients are split over.
     3. All-reduce the total over the pipeline stages.
     """
@@ -96,9 +88,7 @@ def gather_dtensor(value: Tensor) -> Tensor:
     if not isinstance(value, DTensor):
         return value.detach()
     placements = list(value.placements)
-    for axis in range(
-        len(placements)
-    ):  # one axis at a time: torch warns if it gathers several at once
+    for axis in range(len(placements)):  # one by one: torch warns if it gathers several at once
         placements[axis] = Replicate()
         value = value.redistribute(placements=placements)
     return local(value)

@@ -26,10 +26,7 @@ def store_of(world: World) -> Store:
 
 
 def serve_clients(world: World, key: str, handle: Callable[[Channel, int], None]) -> socket.socket:
-    """Listen on a free port, publish its address in the store under ``key``; return the socket.
-
-    For each client, a new thread calls ``handle(channel, rank of the client)``.
-    """
+    """Publish a listening socket under ``key``; a thread calls ``handle`` for each client."""
     local = world.env.local_size >= world.env.workers
     listener = listen(local)
     host = "127.0.0.1" if local else own_address(os.environ.get("MASTER_ADDR", ""))
@@ -42,10 +39,7 @@ def serve_clients(world: World, key: str, handle: Callable[[Channel, int], None]
 
 
 def connect_to(world: World, key: str, peer: str) -> Channel:
-    """Wait until an address is published under ``key``, and return a connection to it.
-
-    ``peer`` is the name of the other process in error messages.
-    """
+    """Connect to the address under ``key``, once published; errors name the ``peer``."""
     store = store_of(world)
     if world.missing_keys(store, [key], JOIN_SECONDS):
         raise ExchangeTimeout(f"{peer} did not publish its address within {JOIN_SECONDS:g} s")

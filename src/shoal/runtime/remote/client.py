@@ -35,10 +35,7 @@ from shoal.wire.server import ServerWire, hyper_parameters
 
 
 def start_servers(world: World, servers: int) -> None:
-    """Start this rank's share of the servers as child processes, unless a launcher started them.
-
-    Every rank must call it.
-    """
+    """Start this rank's share of the servers, unless a launcher did; every rank must call it."""
     if world.env.servers not in (0, servers):
         raise UsageError(
             f"the launcher started {world.env.servers} servers, but the script's strategy has "
@@ -68,10 +65,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 def connect_to_servers(
     source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
 ) -> ServerWire:
-    """Connect to all servers of the strategy and return the wire.
-
-    With ssp and asp, rank 0 also sends them the initial model.
-    """
+    """Return a wire to all servers; with ssp and asp, rank 0 also sends them the initial model."""
     world, strategy = context.world, context.strategy
     # a server runs the script up to its first distribute, and serves only that run
     if world.store is not None and world.store.add(f"served/{world.rank}", 1) > 1:
@@ -111,10 +105,7 @@ def fetch_state(wire: ServerWire, own: State) -> State:
 
 
 def send_state(wire: ServerWire, model: Mapping[str, Tensor], state: State) -> None:
-    """Send the model and optimizer state to the servers, which replace theirs.
-
-    Only one worker may call it, and no worker may push meanwhile.
-    """
+    """Replace the servers' model and state. One worker calls it, while no worker pushes."""
     wire.begin(model)
     bodies = []
     for server in range(wire.servers):
@@ -142,7 +133,7 @@ def take_over(
     load_optimizer(optimizer, parameters, fetch_state(wire, optimizer_state(optimizer, parameters)))
 
 
-def wait_for_last_pushes(wire: ServerWire, context: RunContext) -> None:
+def wait_for_pushes(wire: ServerWire, context: RunContext) -> None:
     """Wait until every worker has made its last push.
 
     With ssp this worker pushes empty messages meanwhile, so that its step count rises and the

@@ -32,9 +32,8 @@ class Clocks:
 
     def may_go(self, worker: int) -> bool:
         """Whether a worker is at most ``bound`` steps ahead, so that it may start its next step."""
-        return (
-            worker not in self.steps or self.steps[worker] - min(self.steps.values()) <= self.bound
-        )
+        slowest = min(self.steps.values(), default=0)
+        return worker not in self.steps or self.steps[worker] - slowest <= self.bound
 
 
 class ServerModel:

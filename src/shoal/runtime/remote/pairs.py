@@ -49,10 +49,7 @@ class PairWire:
         Finalize(None, self._leave_quietly, exitpriority=20)
 
     def ask(self, ask: Ask) -> Pending:
-        """Send ``ask.parts`` to a peer, and return the mean that the peer replies.
-
-        The caller must hold ``lock``; it is released while this thread waits.
-        """
+        """Return the mean with one peer. The caller must hold ``lock``; it is released meanwhile."""
         if not isinstance(ask, Pair):
             raise UsageError(f"a PairWire cannot answer {type(ask).__name__}, only Pair")
         if self._error is not None:
@@ -79,9 +76,7 @@ class PairWire:
             self._error = error
         except FaultError:
             if not self._done(worker):
-                self._error = PeerLost(
-                    f"the connection to rank {worker} failed before its run ended"
-                )
+                self._error = PeerLost(f"the connection to rank {worker} failed in the run")
         channel.close()  # a peer that waits for an answer then fails at once
 
     def _check(self, worker: int, theirs: list[Tensor]) -> None:
@@ -96,13 +91,11 @@ class PairWire:
 
     @torch.no_grad()
     def _average(self, theirs: list[Tensor]) -> list[Tensor]:
-        """Set the parameters to the mean of theirs and ``theirs``; return a copy of the mean."""
+        """Set this worker's parameters to their mean with a peer's; return copies of them."""
         means = []
         with self.lock:
             for p, other in zip(self._parameters, theirs, strict=True):
-                value = (
-                    p.data
-                )  # .data: autograd must not see the change, because a forward may be running
+                value = p.data  # hides the change from autograd: a forward may be running
                 value.copy_((value + other.to(value)) / 2)
                 means.append(value.clone())
         return means
@@ -114,10 +107,7 @@ class PairWire:
         return False
 
     def leave(self) -> None:
-        """Answer peers until every worker has left or the timeout is over; then disconnect.
-
-        Raises an error if a worker fails meanwhile.
-        """
+        """Answer peers until all workers have left or the timeout ends; raise if one fails."""
         if self._left:
             return
         self._left = True

@@ -83,9 +83,7 @@ class ReduceService:
                 if self._fault is not None:
                     raise self._fault
                 absent = next(w for w in self._lost if w not in contributions)
-                raise PeerLost(
-                    f"rank {absent} {self._lost[absent]}, but the server still needs its tensors"
-                )
+                raise PeerLost(f"rank {absent} {self._lost[absent]}, but the server needs its data")
             result, receivers = self._answers[round]
             receivers.add(worker)
             if len(receivers) == self._workers:

@@ -28,9 +28,7 @@ from shoal.wire.channel import Channel, Message, close_listener
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
 ENDS = ("bye", "gone")  # kinds of messages: the worker leaves; its connection broke
-# The server waits this share of the workers' timeout. Its error, which names the missing rank, then
-# reaches the workers before they give up.
-PATIENCE = 0.8
+PATIENCE = 0.8  # share of the workers' timeout: the server's error must reach them earlier
 
 
 class ParameterServer:
@@ -110,18 +108,14 @@ class ParameterServer:
         except FaultError:
             self.sums.lose(worker)
             with self._changed:
-                self._lost = PeerLost(
-                    f"the connection to rank {worker} failed before its run ended"
-                )
+                self._lost = PeerLost(f"the connection to rank {worker} failed in the run")
                 self._changed.notify_all()
             inbox.put(Message("gone", {}, []))
 
     def _reply(self, channel: Channel, worker: int, message: Message) -> None:
         try:
             kind, facts, tensors = self._handlers[message.kind](worker, message)
-        except (
-            Exception
-        ) as error:  # the worker must get every error, or it would wait until its timeout
+        except Exception as error:  # the worker must get every error, or it would wait in vain
             kind, tensors = "error", []
             facts = {"type": type(error).__name__, "text": str(error)}
         channel.send(kind, {**facts, "round": message.facts.get("round", 0)}, tensors)

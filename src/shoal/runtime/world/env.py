@@ -125,8 +125,8 @@ def _local(rank: int, workers: int, env: Mapping[str, str]) -> tuple[int, int]:
     local_size = _read_int(env, "LOCAL_WORLD_SIZE", max(local_rank + 1, min(workers, per_node)))
     if not 0 <= local_rank < local_size:
         raise UsageError(
-            f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_size}: "
-            f"the local rank must lie between 0 and {local_size - 1}"
+            f"LOCAL_RANK={local_rank} must lie between 0 and {local_size - 1}, "
+            f"because LOCAL_WORLD_SIZE={local_size}"
         )
     return local_rank, local_size
 
@@ -137,7 +137,7 @@ def _check(rank_name: str, size_name: str, env: Mapping[str, str]) -> None:
         raise UsageError(f"{size_name}={size}: there must be at least one process")
     if not 0 <= rank < size:
         raise UsageError(
-            f"{rank_name}={rank} but {size_name}={size}: it must lie between 0 and {size - 1}; "
+            f"{rank_name}={rank} must lie between 0 and {size - 1}, because {size_name}={size}; "
             f"start fewer processes, or set a larger {size_name}"
         )
     if size == 1 and env.get(ROLE) != "server":

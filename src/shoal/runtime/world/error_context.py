@@ -20,8 +20,7 @@ from shoal.runtime.world.failures import POSITION, Failure, RankPosition
 from shoal.runtime.world.world import World
 
 LINGER_SECONDS = 0.6
-# Words in torch's messages, by which its errors are recognised:
-LOST = ("connection", "by peer", "broken pipe", "socket", "gloo", "nccl")
+LOST = ("connection", "by peer", "broken pipe", "socket", "gloo", "nccl")  # in torch's messages
 LATE = ("timed out", "timeout")
 
 
@@ -58,10 +57,7 @@ def explain(world: World, error: Exception) -> Exception:
         positions = world.watcher.collect_positions()
         failure = world.watcher.fetch_failure()
     except RuntimeError:  # torch's, from the store
-        return PeerLost(
-            "the store cannot be reached (its host has probably ended), while this rank was "
-            f"{POSITION}"
-        )
+        return PeerLost(f"the store's host has probably ended, while this rank was {POSITION}")
     if failure is not None and failure.rank != world.rank:
         better = failure.as_error()
         return error if str(better) == str(error) else better
@@ -86,11 +82,7 @@ def _blame(world: World, positions: dict[int, RankPosition], *, late: bool) -> S
     elsewhere = sorted(rank for rank, position in positions.items() if position != POSITION)
     where = [f"rank {rank} is {positions[rank]}" for rank in elsewhere]
     if not late:
-        who = (
-            f"{_ranks(silent)} gone"
-            if silent
-            else "a connection broke, although all ranks still run"
-        )
+        who = f"{_ranks(silent)} gone" if silent else "a connection broke, but all ranks still run"
         return PeerLost("; ".join([f"{who}, while this rank was {POSITION}", *where]))
     missing = silent or elsewhere
     who = f"{_ranks(missing)} missing" if missing else "every rank is in this exchange"

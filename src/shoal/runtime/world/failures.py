@@ -6,8 +6,8 @@ thread is blocked inside an exchange:
 
 1. A rank that fails writes its :class:`Failure` to the store and sets the notify key.
 2. A rank whose exchange failed writes its own position and sets the notify key.
-3. The thread of every rank polls the notify key four times a second, and when it
-   is set, reads the failure and writes its own position.
+3. The thread of every rank polls the notify key four times a second. When it is set, the thread
+   reads the failure and writes the position of its rank.
 4. The rank of line 2 reads the failure. If there is none, it names the ranks without a position.
 
 The launcher uses this module, too, so it does not import torch.
@@ -86,9 +86,7 @@ class Failure:
         """Return the error that the other ranks raise: a PeerLost, or the same if a consequence."""
         if self.is_consequence:
             return CONSEQUENCES[self.type](self.message)
-        verb = (
-            "failed: " if self.traceback else ""
-        )  # without a traceback the type is a verb, "died"
+        verb = "failed: " if self.traceback else ""  # without one the type is a verb, "died"
         return PeerLost(f"rank {self.rank} {verb}{self.type}: {self.message}")
 
 
@@ -167,10 +165,7 @@ class FailureWatcher:
         return self.failure
 
     def collect_positions(self) -> dict[int, RankPosition]:
-        """Ask all ranks for their positions, and return those that answered.
-
-        Waits until all have answered, a failure is known, or ANSWER_SECONDS are over.
-        """
+        """Ask all ranks for their positions; return the answers within ANSWER_SECONDS."""
         self._write_position()
         self._store.set(NOTIFY_KEY, "1")
         limit = time.monotonic() + ANSWER_SECONDS

@@ -76,19 +76,12 @@ def _host_name_address() -> str:
 
 
 def bind(
-    port: int,
-    *,
-    everywhere: bool,
-    label: str = "port ",
-    advice: str = "choose another port, or 0 for any",
+    port: int, *, everywhere: bool, label: str = "port ", advice: str = "choose another, or use 0"
 ) -> socket.socket:
     """Return a socket that listens on ``port``; 0 means any free port.
 
-    Args:
-        port: the TCP port.
-        everywhere: whether to listen on all interfaces, or only on 127.0.0.1.
-        label: the text before the port in the error message, such as "MASTER_PORT=".
-        advice: the end of the error message, which says what to do.
+    It listens on all interfaces if ``everywhere``, else on 127.0.0.1 only. In the error message
+    ``label`` is the text before the port, and ``advice`` says what to do.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,31 +112,20 @@ def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
     known = [name for _, name in socket.if_nameindex()]
     for name in interface_names.split(","):
         if name not in known:
-            raise UsageError(
-                f"{IFNAME_VARIABLE}={interface_names}: this machine has no interface {name!r}; "
-                f"choose one of: {', '.join(known)}"
-            )
+            why = f"this machine has no interface {name!r}; choose one of: {', '.join(known)}"
+            raise UsageError(f"{IFNAME_VARIABLE}={interface_names}: {why}")
     return interface_names
 
 
 def why_unreachable(master: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return why other machines could not reach this one over gloo; None if no reason is known.
-
-    Nothing is known if ``master`` is on this machine or does not resolve.
-    """
+    """Return why gloo could not be reached from ``master``, another machine; None if unknown."""
     choice = gloo_choice(environ)
     if not is_loopback(choice) or is_loopback(master) or all(map(is_loopback, addresses(master))):
         return None
-    advice = (
-        f"set {IFNAME_VARIABLE} to the interface through which {master} is reached "
-        "(`ip -br address` lists all)"
-    )
-    if choice in LOOPBACK_NAMES:  # a name comes from the variable, an address from the host name
-        return (
-            f"{IFNAME_VARIABLE}={choice} is the loopback interface, which other machines cannot "
-            f"reach; {advice}"
-        )
+    why = f"the host name {socket.gethostname()!r} resolves to no other address of this machine"
+    if choice in LOOPBACK_NAMES:  # a name, so it is not from the host name's addresses
+        why = f"{IFNAME_VARIABLE}={choice} is the loopback interface"
     return (
-        f"gloo would listen on {choice}, which other machines cannot reach, because the host name "
-        f"{socket.gethostname()!r} resolves to no other address of this machine; {advice}"
+        f"gloo would listen on {choice}, which other machines cannot reach, because {why}; set "
+        f"{IFNAME_VARIABLE} to the interface that {master} is reached by (see `ip -br address`)"
     )

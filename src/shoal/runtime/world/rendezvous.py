@@ -112,10 +112,7 @@ def _register(env: RankEnv, base: Store) -> Store:
     store = PrefixStore(f"{env.prefix}/{next_join_id()}", base)
     size = _write_once(store, f"size/{env.role}", str(env.size))
     if size != str(env.size):
-        raise UsageError(
-            f"{env.name} was started with {env.size} {env.role}s, others with {size}; "
-            "start all with the same number"
-        )
+        raise UsageError(f"{env.name} was started with {env.size} {env.role}s, others with {size}")
     process = f"process {os.getpid()} on {socket.gethostname()}"
     owner = _write_once(store, f"env/{env.key}", process)
     if owner != process:
@@ -161,9 +158,7 @@ def _wait_for_all(env: RankEnv, store: Store, run: Store, join_seconds: float) -
     )
     with as_peer_lost("waiting for the other workers"):
         run.compare_set(failure_key, "", Failure.of(env.rank, error).write())
-    if (
-        env.hosts_store
-    ):  # the store ends with this process, so the others must read the reason before
+    if env.hosts_store:  # the store ends with this process: others must read the reason before
         time.sleep(POLL_SECONDS * 6)
     raise error
 

@@ -9,13 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.flow import Asks, Push
-from shoal.runtime.remote.client import (
-    fetch_state,
-    pull,
-    send_state,
-    take_over,
-    wait_for_last_pushes,
-)
+from shoal.runtime.remote.client import fetch_state, pull, send_state, take_over, wait_for_pushes
 from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 from shoal.wire.server import ServerWire
 
@@ -82,6 +76,6 @@ class PushMode(Mode):
     def leave(self) -> None:
         """Wait for the last push of every worker, then copy the servers' state."""
         if not self.left:
-            wait_for_last_pushes(self.server, self.setup.context)
+            wait_for_pushes(self.server, self.setup.context)
             take_over(self.server, self.setup.source, self.setup.optimizer)
             self.left = True
