@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from benchmarks.exchange.progress import DOING, LIMITED, RATE
 from shoal.errors import ShoalError
 from shoal.runtime.launcher.processes import die_with_parent
-from shoal.runtime.world.interfaces import IFNAME, loopback_name
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE, loopback_name
 from shoal.testing.processes import free_port
 
 CHECKOUT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ class Loopback:
             "LOCAL_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
-            IFNAME: loopback_name() or "lo",
+            IFNAME_VARIABLE: loopback_name() or "lo",
             "OMP_NUM_THREADS": "1",
         }
         return [

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.runtime.world.interfaces import IFNAME
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE
 
 SENT_AT, SIZE = 200, 216  # offset of tcpi_bytes_sent; tcpi_bytes_retrans follows it
 OPEN = Path("/proc/self/fd")
@@ -61,5 +61,5 @@ def since(before: Counts) -> int:
 
 def device_nbytes() -> int:
     """Return the bytes that this host's network device has sent, with all headers."""
-    device = os.environ.get(IFNAME, "lo")
+    device = os.environ.get(IFNAME_VARIABLE, "lo")
     return int(Path(f"/sys/class/net/{device}/statistics/tx_bytes").read_text())

@@ -19,22 +19,28 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", **HERE}
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ({**TWO, "RANK": "2"}, "RANK=2 but WORLD_SIZE=2: ranks run from 0 to 1; .*one too many"),
+        ({**TWO, "RANK": "2"}, "RANK=2 must lie between 0 and 1, because WORLD_SIZE=2; .*fewer"),
         ({**TWO, "RANK": "-1"}, "RANK=-1"),
         ({**TWO, "RANK": "one"}, "RANK='one' is not a whole number"),
         ({**TWO, "WORLD_SIZE": "1.5"}, "WORLD_SIZE='1.5' is not a whole number"),
         ({**TWO, "WORLD_SIZE": "0"}, "WORLD_SIZE=0: there must be at least one"),
         ({"RANK": "0", **HERE}, "WORLD_SIZE is not set"),
-        ({**TWO, "MASTER_ADDR": ""}, "MASTER_ADDR is not set: workers cannot find each other"),
+        (
+            {**TWO, "MASTER_ADDR": ""},
+            "MASTER_ADDR is not set, so the processes cannot find each other",
+        ),
         ({**TWO, "MASTER_PORT": ""}, "MASTER_PORT is not set"),
-        ({**TWO, "MASTER_PORT": "0"}, "MASTER_PORT=0: a port lies between 1 and 65535"),
-        ({**TWO, "MASTER_PORT": "70000"}, "MASTER_PORT=70000: a port lies between 1 and 65535"),
+        ({**TWO, "MASTER_PORT": "0"}, "MASTER_PORT=0: the port must lie in 1"),
+        ({**TWO, "MASTER_PORT": "70000"}, "MASTER_PORT=70000: the port must lie in 1"),
         ({**TWO, "MASTER_PORT": "http"}, "MASTER_PORT='http' is not a whole number"),
         ({**TWO, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2"),
-        ({**TWO, "GLOO_SOCKET_IFNAME": "nosuch0"}, "no interface 'nosuch0'; one of: .*lo"),
+        ({**TWO, "GLOO_SOCKET_IFNAME": "nosuch0"}, "no interface 'nosuch0'; choose one of: .*lo"),
         ({**TWO, "SHOAL_TIMEOUT": "soon"}, "SHOAL_TIMEOUT='soon' is not a number of seconds"),
-        ({**TWO, "SHOAL_JOIN_SECONDS": "-1"}, "SHOAL_JOIN_SECONDS=-1: seconds must be positive"),
-        ({**TWO, "SHOAL_BACKEND": "mpi"}, "backend 'mpi' is not known: gloo"),
+        (
+            {**TWO, "SHOAL_JOIN_SECONDS": "-1"},
+            "SHOAL_JOIN_SECONDS=-1: the seconds must be positive",
+        ),
+        ({**TWO, "SHOAL_BACKEND": "mpi"}, "backend 'mpi' is not known; choose gloo"),
     ],
 )
 def test_a_wrong_environment_is_named_before_any_waiting(

@@ -93,7 +93,7 @@ def test_ctrl_c_shows_and_keeps_what_was_measured(tmp_path: Path) -> None:
     done = shoal("stopped", "--json", str(tmp_path / "report.json"))
     assert done.exit_code == 130
     assert "0.990 .. 1.030" in done.stdout
-    assert "stopped: these are the 1 results until then" in done.stdout
+    assert "stopped by Ctrl-C: only 1 results were measured" in done.stdout
     assert Report.from_json((tmp_path / "report.json").read_text()).results == (GOOD,)
 
 

@@ -60,7 +60,7 @@ def test_a_timeout_that_is_no_time_is_refused(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("env", "word"),
     [
-        ({"RANK": "4", "WORLD_SIZE": "4", **MASTER}, "one too many"),
+        ({"RANK": "4", "WORLD_SIZE": "4", **MASTER}, "start fewer processes"),
         ({"RANK": "-1", "WORLD_SIZE": "4", **MASTER}, "RANK=-1"),
         ({"RANK": "0", "WORLD_SIZE": "0", **MASTER}, "at least one"),
         ({"RANK": "one", "WORLD_SIZE": "4", **MASTER}, "whole number"),
@@ -127,19 +127,19 @@ def test_gloo_on_loopback_is_warned_of_only_when_others_are_elsewhere(
         interfaces, "addresses", lambda host: [{"far": "192.0.2.1"}.get(host, host)]
     )
     monkeypatch.setattr(socket, "gethostname", lambda: "127.0.0.1")
-    assert interfaces.wrong_interface("127.0.0.1", {}) is None
-    assert "GLOO_SOCKET_IFNAME" in (interfaces.wrong_interface("far", {}) or "")
+    assert interfaces.why_unreachable("127.0.0.1", {}) is None
+    assert "GLOO_SOCKET_IFNAME" in (interfaces.why_unreachable("far", {}) or "")
     monkeypatch.setattr(interfaces, "can_bind", lambda address: True)
     monkeypatch.setattr(socket, "gethostname", lambda: "192.0.2.7")
-    assert interfaces.wrong_interface("far", {}) is None
+    assert interfaces.why_unreachable("far", {}) is None
 
 
 @pytest.mark.parametrize(
     ("routes", "address"),
     [
-        ({"node0": "10.0.0.7", interfaces.ELSEWHERE: "192.168.1.7"}, "10.0.0.7"),
-        ({"node0": "127.0.0.1", interfaces.ELSEWHERE: "192.168.1.7"}, "192.168.1.7"),
-        ({interfaces.ELSEWHERE: "192.168.1.7"}, "192.168.1.7"),
+        ({"node0": "10.0.0.7", interfaces.OTHER_MACHINE_ADDRESS: "192.168.1.7"}, "10.0.0.7"),
+        ({"node0": "127.0.0.1", interfaces.OTHER_MACHINE_ADDRESS: "192.168.1.7"}, "192.168.1.7"),
+        ({interfaces.OTHER_MACHINE_ADDRESS: "192.168.1.7"}, "192.168.1.7"),
     ],
 )
 def test_others_are_told_an_address_that_they_can_reach(

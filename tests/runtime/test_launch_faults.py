@@ -81,7 +81,7 @@ def test_a_stopped_rank_is_found_by_the_timeout(tmp_path: Path) -> None:
     code, _, err = shoal_run(tmp_path, text, "-n", "3", "--timeout", "6")
     assert code == 1
     assert "exchange 'bucket 0' of step 1 did not end within 6 s: rank 1 is missing" in err
-    assert "no sign of life" in err
+    assert "no answer" in err
     assert "then rank 1: stopped by the launcher" in err
 
 

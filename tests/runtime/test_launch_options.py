@@ -53,7 +53,7 @@ def test_a_bad_option_is_named(script: str, change: dict[str, object], word: str
     ("change", "word"),
     [
         ({"hosts": ("localhost", "localhost")}, "each host once"),
-        ({"node_rank": 2}, "runs from 0 to 1"),
+        ({"node_rank": 2}, "between 0 and 1"),
         ({"master": "localhost"}, "host:port"),
         ({"master": "localhost:70000"}, "host:port"),
         ({"master": "192.0.2.1:29500"}, "not this machine"),
@@ -86,7 +86,7 @@ def test_a_thousand_workers_on_few_cores_need_insisting(script: str) -> None:
 
 def test_a_script_must_be_a_file(tmp_path: Path) -> None:
     for command, word in (
-        ([], "no script"),
+        ([], "no training script"),
         ([str(tmp_path)], "is a directory"),
         ([str(tmp_path / "nope.py")], "does not exist"),
     ):
@@ -100,7 +100,7 @@ def test_a_directory_must_be_one_that_can_be_used(script: str, tmp_path: Path) -
     for path, word in (
         (Path(script), "is a file"),
         (Path(script) / "below", "is a file"),
-        (loop, "leads nowhere"),
+        (loop, "symbolic link"),
         (tmp_path / "two\nlines", "cannot be printed"),
     ):
         with pytest.raises(UsageError, match=word):

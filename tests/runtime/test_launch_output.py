@@ -13,7 +13,7 @@ import pytest
 
 from shoal.errors import LayoutMismatch, PeerLost, UsageError
 from shoal.runtime.launcher import guard, processes, report
-from shoal.runtime.launcher.output import CHUNK_NBYTES, OutputLine
+from shoal.runtime.launcher.output import CHUNK_NBYTES, PrefixedStream
 from shoal.runtime.launcher.processes import Worker, clear_group, has_live_members, spawn
 from shoal.runtime.launcher.report import WorkerExit, describe, oom_kills, signal_name
 from shoal.runtime.world.failures import Failure, read_error_file, write_error_file
@@ -22,7 +22,7 @@ from shoal.strategy import parse
 
 def lines(*chunks: bytes, colour: int | None = None) -> bytes:
     sink = io.BytesIO()
-    line = OutputLine("rank 1", colour, sink)
+    line = PrefixedStream("rank 1", colour, sink)
     for chunk in chunks:
         line.feed(chunk)
     line.close()
@@ -85,7 +85,7 @@ def test_what_all_say_is_said_once(tmp_path: Path) -> None:
         for rank in range(3)
     ]
     text = describe(exits, None).splitlines()
-    assert text[1:] == ["Traceback no such name", "the same on rank 1, rank 2"]
+    assert text[1:] == ["Traceback no such name", "the same error on rank 1, rank 2"]
 
 
 def test_what_the_script_asked_wrongly_is_shown_at_its_own_line() -> None:

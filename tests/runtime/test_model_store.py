@@ -24,15 +24,15 @@ def test_nobody_starts_further_ahead_than_the_bound_and_someone_always_may(
 ) -> None:
     clocks = Clocks(range(workers), bound)
     for choice, leaves in events:
-        here = list(clocks.at)
+        here = list(clocks.steps)
         if not here:
             break
         ready = [w for w in here if clocks.may_go(w)]
         assert ready, "all wait for each other"
         worker = ready[choice % len(ready)]
-        assert clocks.at[worker] - min(clocks.at.values()) <= bound
+        assert clocks.steps[worker] - min(clocks.steps.values()) <= bound
         clocks.tick(worker)
-        assert max(clocks.at.values()) - min(clocks.at.values()) <= bound + 1
+        assert max(clocks.steps.values()) - min(clocks.steps.values()) <= bound + 1
         if leaves and choice == 0:
             clocks.leave(worker)
 

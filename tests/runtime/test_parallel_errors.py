@@ -44,13 +44,25 @@ class Loose(Declared):
 @pytest.mark.parametrize(
     ("model", "n", "message"),
     [
-        (lambda: resnet(), 2, r"ResNet does not say.*instead: give it a method tensor_plan"),
+        (lambda: resnet(), 2, r"ResNet, because it has no tensor plan; instead: give it a method"),
         (lambda: gpt(8, heads=4, width=8), 3, r"4 heads.*3; instead: a degree that divides"),
-        (lambda: mlp(4, 4, width=5), 2, r"the 5 out_features of 1 do not divide by 2; instead"),
-        (lambda: Declared({"odd": "row", "wide": "column"}), 4, r"6 in_features of odd"),
-        (lambda: Declared({"nowhere.*": "row"}), 2, r"'nowhere\.\*'.*no module is called so"),
-        (lambda: Declared({"norm": "row"}), 2, r"'row' cuts Linear and norm is LayerNorm"),
-        (lambda: Declared({"wide": "vocab"}), 2, r"'vocab' cuts Embedding and wide is Linear"),
+        (
+            lambda: mlp(4, 4, width=5),
+            2,
+            r"split 1, because its out_features=5 is not divisible by 2; instead",
+        ),
+        (
+            lambda: Declared({"odd": "row", "wide": "column"}),
+            4,
+            r"split odd, because its in_features=6",
+        ),
+        (lambda: Declared({"nowhere.*": "row"}), 2, r"'nowhere\.\*' in its plan matches no module"),
+        (
+            lambda: Declared({"norm": "row"}),
+            2,
+            r"norm, because .*'row' needs an nn\.Linear.* is a LayerNorm",
+        ),
+        (lambda: Declared({"wide": "vocab"}), 2, r"wide, because .*'vocab' needs an nn\.Embedding"),
     ],
 )
 def test_a_tensor_cut_that_cannot_be_says_why(
@@ -72,7 +84,7 @@ class Foreign(nn.Module):
 
 def test_a_plan_of_hugging_face_is_read_and_its_heads_are_counted() -> None:
     assert tensor.plan(Foreign(4), 2) == {"layers.0.q": "column", "layers.1.q": "column"}
-    with pytest.raises(UsageError, match=r"num_attention_heads=3 does not divide by 2; instead"):
+    with pytest.raises(UsageError, match=r"num_attention_heads=3 is not divisible by 2; instead"):
         tensor.plan(Foreign(3), 2)
 
 
@@ -84,13 +96,25 @@ def test_an_unknown_style_offers_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("model", "n", "message"),
     [
-        (lambda: nn.Linear(2, 2), 2, r"Linear does not say where.*instead: give it.*pipe_stages"),
+        (
+            lambda: nn.Linear(2, 2),
+            2,
+            r"Linear, because it does not define.*instead: give it.*pipe_stages",
+        ),
         (lambda: gpt(8, layers=2), 3, r"2 blocks, fewer than stages; instead: pipe\(2\)"),
-        (lambda: mlp(4, 4, layers=2), 3, r"only 2 of this model's submodules.*instead: pipe\(2\)"),
-        (lambda: Declared(cut=[["wide"]]), 2, r"returned 1 stages.*instead: return 2"),
-        (lambda: Declared(cut=[["wide", "odd", "norm"], []]), 2, r"returned 1 stages"),
-        (lambda: Declared(cut=[["wide"], ["odd"]]), 2, r"norm\.weight is in no submodule"),
-        (Loose, 2, r"scale is in no submodule of any stage; instead: move it"),
+        (lambda: mlp(4, 4, layers=2), 3, r"this model has only 2; instead: use at most pipe\(2\)"),
+        (
+            lambda: Declared(cut=[["wide"]]),
+            2,
+            r"returned 1 stages, 0 of them empty; instead: return 2",
+        ),
+        (
+            lambda: Declared(cut=[["wide", "odd", "norm"], []]),
+            2,
+            r"returned 2 stages, 1 of them empty",
+        ),
+        (lambda: Declared(cut=[["wide"], ["odd"]]), 2, r"norm\.weight is in no stage"),
+        (Loose, 2, r"scale is in no stage; instead: list .* must first move"),
         (
             lambda: gpt(8, layers=2, tied=True),
             2,
@@ -110,7 +134,7 @@ def test_an_optimizer_that_already_stepped_is_refused() -> None:
     adam = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     adam.step()
-    with pytest.raises(UsageError, match=r"state of 4 parameters.*instead: call distribute first"):
+    with pytest.raises(UsageError, match=r"state for 4 parameters.*instead: call distribute first"):
         group_names(adam, model)
 
 
@@ -168,7 +192,7 @@ def test_what_is_no_tensor_cannot_pass_between_stages() -> None:
             return {"x": super().forward(x)}
 
     model = nn.Sequential(Returned(2, 2), nn.Linear(2, 2))
-    with pytest.raises(UsageError, match="a submodule of a stage returned dict"):
+    with pytest.raises(UsageError, match="the output of a submodule contains a dict"):
         Blueprint(model, stages(model, 2)).activations((torch.zeros(1, 2),))
 
 

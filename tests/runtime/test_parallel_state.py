@@ -229,7 +229,7 @@ TWO: list[Check] = [
     *((frozen_parameters_stay, p, True) for p in ONCE),
     *((gradients_add_up, p, True) for p in ONCE),
     (the_state_of_another_model_is_refused, Partition(shard=2), "state of another model"),
-    (foreach_on_mixed_layouts_is_refused, Partition(tensor=2), "foreach=True in the optimizer"),
+    (foreach_on_mixed_layouts_is_refused, Partition(tensor=2), "cannot use foreach=True"),
     (a_frozen_first_stage_gets_no_gradient, Partition(pipe=2), True),
     (odd_counts_and_schedules_are_refused, Partition(pipe=2), "did you mean 1f1b?"),
     (odd_counts_and_schedules_are_refused, Partition(data=1, pipe=2), "1 micro-batches, 0 targets"),

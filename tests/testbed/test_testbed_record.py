@@ -78,8 +78,8 @@ def test_without_the_tools_their_package_is_named(monkeypatch: pytest.MonkeyPatc
     [
         (["zzz"], "one of: down, list, rate, up"),
         (["upp"], "did you mean up"),
-        (["up", "100mbit"], "only the action rate takes a value"),
-        (["rate"], "only the action rate takes a value"),
+        (["up", "100mbit"], "rate needs a value"),
+        (["rate"], "rate needs a value"),
         (["down", "--hosts", "3"], "options of up only"),
         (["up", "--hosts", "1"], "2 to 64"),
         (["up", "--rate", "fast"], "100mbit"),

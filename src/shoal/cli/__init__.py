@@ -1,4 +1,4 @@
-"""The ``shoal`` command: one module for each subcommand; torch is imported only when one runs."""
+"""The ``shoal`` command. Each subcommand is a module, which imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.errors import ShoalError, UnknownName
 
 __all__ = ["main"]
 
-INTERRUPTED = (130, 143)  # by SIGINT, SIGTERM
-# Name and summary. The module of the same name has a function of the same name.
+INTERRUPTED = (130, 143)  # exit codes after SIGINT and SIGTERM
+# Name and summary of each command. The function of this name is in the module of this name.
 COMMANDS = {
     "run": "Train a script on several workers.",
     "strategies": "List the six axes and all techniques of each.",
@@ -28,7 +28,7 @@ FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. An error of Shoal prints a message, no traceback."""
+    """Run one command and return its exit code; a ShoalError is printed without a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     ours, for_script = words[:cut], words[cut + 1 :]
@@ -39,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
-    except SystemExit as end:  # typer always ends with one
+    except SystemExit as end:  # typer always ends with SystemExit
         code = end.code if isinstance(end.code, int) else 1
         if argv is None and code in INTERRUPTED:
-            # All processes are stopped and all files removed: do not wait for torch to unload.
+            # All processes have ended and all files are removed: do not wait for torch to unload.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

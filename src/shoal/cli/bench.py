@@ -1,7 +1,7 @@
-"""``shoal bench SUITE``: run a benchmark suite, show its tables, write its report.
+"""``shoal bench SUITE``: run a benchmark suite, print its tables, and write its report.
 
-Exit codes: 0 all thresholds are met; 1 one is not; 2 a wrong command line; 3 none fails, but one is
-inconclusive; 130 Ctrl-C: the results up to then are shown and written.
+Exit codes: 0: all thresholds are met. 1: one is not met. 2: the command line is wrong. 3: none fails,
+but one is inconclusive. 130: Ctrl-C was pressed; the results until then are printed and written.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it
     from shoal.bench.report import Report, Result
     from shoal.bench.suites import Progress, Suite
 
-_CASE, _NUMBERS = 24, 68  # least columns of a case's name, and columns of the numbers beside it
-_WIDE = 160  # columns of a file or pipe, where no line is wrapped
+_CASE_COLUMNS, _OTHER_COLUMNS = 24, 68  # least width of the case names; width of the rest
+_FILE_COLUMNS = 160  # if stdout is a file or pipe, which has no width
 _INTERRUPTED = 130
 
 
@@ -51,13 +51,13 @@ def bench(
     from shoal.bench.suites import BenchSettings, Stopped, run
 
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if has_width else _WIDE)
+    console = Console(width=None if has_width else _FILE_COLUMNS)
     if list_:
         console.print(suite_table(benchmarks.all_suites()))
         return
     if not suite:
         names = ", ".join(each.name for each in benchmarks.all_suites())
-        raise UsageError(f"shoal bench: name a suite, one of: {names}")
+        raise UsageError(f"shoal bench needs the name of a suite; choose one of: {names}")
     target = None if json is None else writable(json)
     chosen = with_options(benchmarks.find(suite), ranks, sizes)
     with live_progress(Console(stderr=True)) as progress:
@@ -72,31 +72,31 @@ def bench(
         console.print(f"[dim]written to[/dim] {target}", soft_wrap=True)
         draw(console, chosen, report, target)
     if stopped:
-        console.print(f"stopped: these are the {len(report.results)} results until then")
+        console.print(f"stopped by Ctrl-C: only {len(report.results)} results were measured")
     raise typer.Exit(_INTERRUPTED if stopped else report.exit_code)
 
 
 def writable(path: Path) -> Path:
     """Return the resolved path, after checking that a file can be written there.
 
-    A benchmark runs for minutes, so a mistyped path is refused before it, not after.
+    A benchmark runs for minutes, so a wrong path must raise an error before it starts.
     """
     target = path.expanduser().resolve()
     call = f"--json {path}"
     if target.exists() and not target.is_file():
-        raise BadArgument(call, "exists and is not a regular file; name a file")
+        raise BadArgument(call, "the path exists and is not a regular file; choose a file")
     try:
         with tempfile.TemporaryFile(dir=target.parent):
             return target
     except FileNotFoundError:
         raise BadArgument(call, f"there is no directory {target.parent}; make it first") from None
     except OSError as error:
-        why = f"cannot write in {target.parent} ({error.strerror}); name another directory"
+        why = f"{target.parent} cannot be written ({error.strerror}); choose another directory"
         raise BadArgument(call, why) from None
 
 
 def with_options(suite: Suite, ranks: str, sizes: str) -> Suite:
-    """Return the suite with --ranks and --sizes, which only collectives has."""
+    """Return the suite with --ranks and --sizes applied; only the suite collectives has them."""
     from shoal.bench.collectives import suite as collectives
 
     if suite is collectives.SUITE:
@@ -106,14 +106,14 @@ def with_options(suite: Suite, ranks: str, sizes: str) -> Suite:
         )
     if ranks or sizes:
         raise UsageError(
-            f"shoal bench {suite.name}: --ranks and --sizes are for the suite collectives; "
+            f"shoal bench {suite.name}: only the suite collectives has --ranks and --sizes; "
             "leave them out"
         )
     return suite
 
 
 def show_missing_peer(console: Console, suite: Suite) -> None:
-    """After collectives, print why MPI was not measured, if it was not."""
+    """Print why the suite collectives did not measure MPI; print nothing if it did."""
     from shoal.bench.collectives import mpi_peer
 
     if suite.name == "collectives" and (why := mpi_peer.find_mpi().why_not):
@@ -132,7 +132,7 @@ def draw(console: Console, suite: Suite, report: Report, target: Path) -> None:
 
 @contextmanager
 def live_progress(console: Console) -> Iterator[Progress]:
-    """Show a progress bar on a terminal; in a log, write a line for each thing measured."""
+    """Yield a function that shows progress: a bar on a terminal, else lines."""
     if not console.is_terminal:
         yield line_progress(console)
         return
@@ -148,13 +148,13 @@ def live_progress(console: Console) -> Iterator[Progress]:
 
 
 def line_progress(console: Console) -> Progress:
-    """Return progress for a log: one line whenever another thing is being measured."""
-    begin, last = time.monotonic(), ""
+    """Return a function that prints one line whenever another measurement starts."""
+    begin, previous = time.monotonic(), ""
 
     def progress(what: str, done: int, total: int) -> None:
-        nonlocal last
-        if what != last:
-            last = what
+        nonlocal previous
+        if what != previous:
+            previous = what
             minutes, seconds = divmod(round(time.monotonic() - begin), 60)
             line = f"{minutes}:{seconds:02} {what} ({done} of {total})"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -163,7 +163,7 @@ def line_progress(console: Console) -> Progress:
 
 
 def suite_table(suites: tuple[Suite, ...]) -> Table:
-    """Return a table of the suites, one on a line."""
+    """Return a table with one suite in each line."""
     from rich.table import Table
 
     table = Table("suite", "what it measures", box=None, pad_edge=False)
@@ -173,10 +173,10 @@ def suite_table(suites: tuple[Suite, ...]) -> Table:
 
 
 def show(console: Console, report: Report) -> None:
-    """Print a table for each metric and peer, then machine, versions and commit."""
+    """Print a table for each metric and competitor, then the machine, versions and commit."""
     head, machine = report.header, report.header.machine
     longest = max((len(result.case) for result in report.results), default=0)
-    width = min(longest, max(_CASE, console.width - _NUMBERS))
+    width = min(longest, max(_CASE_COLUMNS, console.width - _OTHER_COLUMNS))
     for title, results in groupby(report.results, heading):
         console.print(title, style="bold", markup=False, highlight=False)
         console.print(result_table(results, width))
@@ -193,7 +193,7 @@ def show(console: Console, report: Report) -> None:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Return how many thresholds pass, and which fail or are inconclusive."""
+    """Return a text: how many thresholds pass, and which fail or are inconclusive."""
     judged = [result for result in results if result.threshold]
     lines = [f"{sum(r.passes is True for r in judged)} of {len(judged)} thresholds pass"]
     failed = [("fail", r) for r in judged if r.passes is False]
@@ -203,12 +203,12 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def heading(result: Result) -> str:
-    """Return what the results of one table have in common."""
+    """Return the title of the table for a result: its metric, and what it is compared with."""
     return result.metric + (f" against {result.against}" if result.against else "")
 
 
 def result_table(results: Iterable[Result], width: int) -> Table:
-    """Return results with intervals, thresholds and verdicts; cases ``width`` characters wide."""
+    """Return a table of results; the column of the cases is ``width`` characters wide."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -223,7 +223,7 @@ def result_table(results: Iterable[Result], width: int) -> Table:
 
 
 def cells(result: Result) -> Iterator[str]:
-    """Yield the cells of one row."""
+    """Yield the cells of one row of the result table."""
     from rich.markup import escape
 
     interval = result.interval

@@ -1,4 +1,4 @@
-"""The checks of ``shoal doctor``: one small function for each fact about the machine."""
+"""The checks of ``shoal doctor``: one function for each fact about the machine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Literal, NamedTuple
 from shoal.cores import usable_cores
 from shoal.errors import UsageError
 from shoal.runtime.launcher.options import most_workers
-from shoal.runtime.world.interfaces import IFNAME, bind, gloo_choice, is_loopback
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE, bind, gloo_choice, is_loopback
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
-SHM_NBYTES = 64 << 20  # for each worker
-DISK_NBYTES = 1 << 30
-FILES_BASE = 128
+SHM_NBYTES = 64 << 20  # least free shared memory for each worker
+DISK_NBYTES = 1 << 30  # least free space for checkpoints
+FILES_BASE = 128  # open files that a run needs, besides FILES_PER_WORKER for each worker
 FILES_PER_WORKER = 16
 
 
 class Finding(NamedTuple):
-    """One line of the report: what was checked, its status, the fact, and how to fix it."""
+    """The result of one check: its name, its status, the fact that it found, and how to fix it."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -37,13 +37,13 @@ class Finding(NamedTuple):
 
 
 def examine(workers: int) -> list[Finding]:
-    """Run all checks for a number of workers; a check that raises is a failed finding."""
+    """Run all checks for a number of workers; a check that raises counts as failed."""
     findings = []
     for check in CHECKS:
         name = check.__name__.replace("_", " ")
         try:
             findings.append(check(name, workers))
-        except Exception as error:  # one broken check must not hide the others
+        except Exception as error:  # one broken check must not hide the results of the others
             findings.append(Finding(name, "fail", f"could not be checked: {error}"))
     return findings
 
@@ -76,24 +76,24 @@ def torch_version(name: str, version: str, fact: str) -> Finding:
 
 
 def backends(name: str, workers: int) -> Finding:
-    """Check which communication backends torch has."""
+    """Check which communication backends this build of torch has."""
     import torch
     import torch.distributed as dist
 
     if not dist.is_available():
-        return Finding(name, "fail", "torch has no torch.distributed", "install another torch")
+        return Finding(name, "fail", "torch has no torch.distributed", "install another build")
     available = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
     available["mpi"] = dist.is_mpi_available()
     fact = ", ".join(f"{key} {'yes' if value else 'no'}" for key, value in available.items())
     if not available["gloo"]:
         return Finding(name, "fail", fact, "install a torch built with gloo")
     if torch.cuda.is_available() and not available["nccl"]:
-        return Finding(name, "warn", fact, "GPUs without nccl: install the CUDA build of torch")
+        return Finding(name, "warn", fact, "the GPUs need nccl: install the CUDA build of torch")
     return Finding(name, "ok", fact)
 
 
 def shoal_backend(name: str, workers: int) -> Finding:
-    """Check that workers of this machine can share memory, and read each other's."""
+    """Check that workers on this machine can share memory and read each other's memory."""
     from shoal.wire.shm.memory import segment
     from shoal.wire.shm.memory.cma import Token, can_read
     from shoal.wire.shm.options import DIRECT_MB, NEVER, direct_nbytes
@@ -118,22 +118,22 @@ def shoal_backend(name: str, workers: int) -> Finding:
 
 
 def cores(name: str, workers: int) -> Finding:
-    """Compare the number of workers with the cores."""
+    """Compare the number of workers with the number of usable cores."""
     usable = usable_cores()
     fact = f"{usable} usable for {workers} worker{'' if workers == 1 else 's'}"
     if workers > most_workers():
-        return Finding(name, "fail", fact, f"at most {most_workers()} here, or --oversubscribe")
+        return Finding(name, "fail", fact, f"use -n {most_workers()}, or add --oversubscribe")
     if workers > usable:
         return Finding(name, "warn", fact, f"workers will share cores; use -n {usable}")
     return Finding(name, "ok", fact)
 
 
 def omp_threads(name: str, workers: int) -> Finding:
-    """Compare the threads of all workers together with the cores."""
+    """Compare the total number of threads of all workers with the number of cores."""
     count, text = usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
     share = max(1, count // workers)
     if not text:
-        return Finding(name, "ok", f"not set; shoal run gives each worker {share}")
+        return Finding(name, "ok", f"not set; shoal run gives each worker {share} threads")
     if not text.isdigit() or int(text) < 1:
         return Finding(name, "fail", f"OMP_NUM_THREADS={text!r}", "unset OMP_NUM_THREADS")
     if int(text) * workers > count:
@@ -150,16 +150,16 @@ def shared_memory(name: str, workers: int) -> Finding:
     free, need = shutil.disk_usage(directory).free, SHM_NBYTES * workers
     fact = f"{size(free)} free in /dev/shm"
     if free < need:
-        fix = f"data loaders need about {size(need)}: docker run --shm-size=1g, or processes=0"
+        fix = f"data loaders need about {size(need)}: use docker run --shm-size=1g, or processes=0"
         return Finding(name, "warn", fact, fix)
     return Finding(name, "ok", fact)
 
 
 def open_files(name: str, workers: int) -> Finding:
-    """Check the limit of open files: workers need sockets, data loaders need pipes."""
+    """Check the limit of open files: workers open sockets, and data loaders open pipes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = FILES_BASE + FILES_PER_WORKER * workers
-    fact = f"{soft} of at most {hard}" if soft != resource.RLIM_INFINITY else "without limit"
+    fact = f"{soft}; the maximum is {hard}" if soft != resource.RLIM_INFINITY else "no limit"
     if soft != resource.RLIM_INFINITY and soft < need:
         status: Literal["warn", "fail"] = "fail" if soft < FILES_BASE else "warn"
         return Finding(name, status, fact, f"ulimit -n {max(need, 1024)}")
@@ -182,9 +182,9 @@ def clock(name: str, workers: int) -> Finding:
     wall, steady = time.time() - wall, time.monotonic() - steady
     fact = f"the monotonic and the wall clock differ by {abs(wall - steady) * 1e3:.1f} ms in 50 ms"
     if steady <= 0 or steady > 5:
-        return Finding(name, "fail", fact, "the monotonic clock is wrong: is time being faked?")
+        return Finding(name, "fail", fact, "the monotonic clock is wrong; check what changes it")
     if abs(wall - steady) > 0.02:
-        return Finding(name, "warn", fact, "the wall clock is being set: check NTP")
+        return Finding(name, "warn", fact, "something is setting the wall clock; check NTP")
     if time.gmtime().tm_year < 2025:
         return Finding(name, "warn", f"the year is {time.gmtime().tm_year}", "set the clock")
     return Finding(name, "ok", fact)
@@ -195,22 +195,22 @@ def network(name: str, workers: int) -> Finding:
     try:
         choice = gloo_choice()
     except UsageError as error:
-        return Finding(name, "fail", str(error), f"unset {IFNAME}, or name an interface")
+        return Finding(name, "fail", str(error), f"unset or correct {IFNAME_VARIABLE}")
     if is_loopback(choice):
-        fact = f"gloo would use {choice}: fine on one machine, unreachable from others"
-        return Finding(name, "warn", fact, f"for several machines: export {IFNAME}=eth0")
+        fact = f"gloo would use {choice}, which other machines cannot reach"
+        return Finding(name, "warn", fact, f"for several machines: export {IFNAME_VARIABLE}=eth0")
     return Finding(name, "ok", f"gloo would use {choice}")
 
 
 def disk(name: str, workers: int) -> Finding:
-    """Check for space for checkpoints in the current directory."""
+    """Check that the current directory can be written and has space for checkpoints."""
     here = Path.cwd()
     free = shutil.disk_usage(here).free
     fact = f"{size(free)} free in {here}"
     if not os.access(here, os.W_OK):
         return Finding(name, "warn", f"{here} cannot be written", "use --dir and --checkpoint")
     if free < DISK_NBYTES:
-        fix = "checkpoints may not fit: free some space, or use --checkpoint"
+        fix = "checkpoints may not fit: free some space, or use another --checkpoint"
         return Finding(name, "warn", fact, fix)
     return Finding(name, "ok", fact)
 

@@ -1,4 +1,4 @@
-"""``shoal explain "<strategy>"``: what each worker does in one step, in words."""
+"""``shoal explain "<strategy>"``: describe in words what each worker does in one step."""
 
 from __future__ import annotations
 

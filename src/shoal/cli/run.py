@@ -24,7 +24,7 @@ def run(
     workers: str = typer.Option("1", "-n", "--workers", help="Workers on this machine."),
     strategy: str | None = typer.Option(None, "--strategy", "-s", help="How to train, in a line."),
     backend: str | None = typer.Option(None, help="gloo, nccl or shoal; see the docs."),
-    output: str = typer.Option("main", help="main: rank 0; all: all ranks, prefixed."),
+    output: str = typer.Option("main", help="main: of rank 0; all: of all ranks, prefixed."),
     resume: bool = typer.Option(False, "--resume", help="Resume from the last checkpoint."),
     checkpoint: Path | None = typer.Option(None, help="The directory of the checkpoints."),
     max_restarts: int = typer.Option(0, help="How often to restart after a failure."),
@@ -62,21 +62,21 @@ def start(command: list[str], options: LaunchOptions) -> int:
     if bed is not None:
         # Each host of the testbed checks its own --hosts options.
         options = replace(options, hosts=())
-    check(command, options)  # before torch is imported, so that a typing error is refused at once
+    check(command, options)  # before torch is imported, so that a wrong option fails at once
     if options.strategy is not None:
         from shoal.rules import Facts
         from shoal.strategy import parse
 
         ranks = options.workers * (len(bed.hosts) if bed else options.nodes)
         plan = parse(options.strategy).bind(Facts(ranks=ranks))
-        death = plan.coordination.on_death  # the strategy decides what a worker's death means
-        servers = plan.coordination.servers if ranks > 1 else 0  # one worker needs none
+        death = plan.coordination.on_death  # what to do when a worker dies
+        servers = plan.coordination.servers if ranks > 1 else 0  # a single worker needs no server
         options = replace(options, servers=servers, on_death=death)
     return launch(command, options) if bed is None else launch_on(bed, command, options)
 
 
 def refuse_mistyped(context: typer.Context) -> None:
-    """Refuse an unknown option that looks like one of ours: it is hardly meant for the script."""
+    """Raise if an unknown option resembles one of ``shoal run``, so it is probably mistyped."""
     known = [name for parameter in context.command.params for name in parameter.opts]
     for word in context.args:
         name = word.split("=")[0]
@@ -88,18 +88,19 @@ def refuse_mistyped(context: typer.Context) -> None:
             )
 
 
-def show_timeline(spans: Path, directory: Path | None) -> None:
+def show_timeline(run_directory: Path, directory: Path | None) -> None:
     """Print how the run spent its time, and write the timeline's files into ``directory``.
 
-    ``spans`` has the spans of all workers. No directory means a new one below ``shoal-runs``.
+    ``run_directory`` has the spans of all workers; without spans nothing is done. If ``directory``
+    is None, a new directory below ``shoal-runs`` is used.
     """
-    if not any(spans.glob("spans-*.jsonl")):
+    if not any(run_directory.glob("spans-*.jsonl")):
         return
     from rich.console import Console
 
     from shoal.timeline import collect, plain_table, rich_table, write_page, write_trace
 
-    timeline = collect(spans)
+    timeline = collect(run_directory)
     target = directory or Path("shoal-runs", time.strftime("%Y%m%d-%H%M%S"))
     console = Console()
     if console.width >= TABLE_COLUMNS:

@@ -1,6 +1,6 @@
-"""``shoal testbed up | down | rate | list``: a slow network of several hosts on this machine."""
+"""``shoal testbed up | down | rate | list``: simulate a slow network on this machine."""
 
-# ruff: noqa: PT028  (a command whose name begins with "test", not a test)
+# ruff: noqa: PT028  (the command's name begins with "test", but it is not a test)
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def testbed(
     if action != "up" and (hosts is not None or rate is not None):
         raise UsageError(f"shoal testbed {action}: --hosts and --rate are options of up only")
     if (action == "rate") != bool(value):
-        why = "only the action rate takes a value, as in rate 100mbit"
+        why = "rate needs a value, as in rate 100mbit; the other actions take none"
         raise UsageError(f"shoal testbed {action} {value}: {why}")
     from shoal import testbed as beds
 
@@ -51,8 +51,8 @@ def _up(hosts: int, rate: str, name: str) -> None:
     for host in bed.hosts:
         typer.echo(f"{host.name:8}{host.address:14}ip netns exec {host.namespace:{width}} COMMAND")
     typer.echo(
-        f"{rate} from and to each host; only the bandwidth is limited: delay and loss would need "
-        f"netem, which not every kernel has\n"
+        f"{rate} from and to each host; only the bandwidth is limited, because delay and loss "
+        f"need netem, which not every kernel has\n"
         f"train on them: shoal run train.py --hosts {name}\n"
         f"remove them:   shoal testbed down{'' if name == 'testbed' else f' --name {name}'}"
     )

@@ -59,9 +59,9 @@ def wire(
     """Return the wire that a strategy needs between the workers of a context."""
     strategy, index = context.strategy, context.replica_index
     if index.workers > 1 and strategy.coordination.via == "server":
-        from shoal.runtime.remote.client import served
+        from shoal.runtime.remote.client import connect_to_servers
 
-        return served(source, optimizer, context)
+        return connect_to_servers(source, optimizer, context)
     if index.workers > 1 and not strategy.synchrony.waits:
         from shoal.runtime.remote.pairs import PairWire
 

@@ -18,7 +18,7 @@ from shoal.errors import UsageError
 from shoal.runtime.launcher.options import LaunchOptions
 from shoal.runtime.launcher.processes import die_with_parent
 from shoal.runtime.world.env import TOKEN
-from shoal.runtime.world.interfaces import IFNAME
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE
 from shoal.testbed.network import QUIET, require_support
 from shoal.testbed.plan import DEFAULT_NAME, DEVICE, TestbedPlan, inside
 from shoal.testbed.record import find
@@ -54,7 +54,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
     if options.servers:
         raise UsageError("servers are started on one machine only; leave out --hosts")
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
-    env = {**QUIET, **os.environ, TOKEN: token, IFNAME: DEVICE}
+    env = {**QUIET, **os.environ, TOKEN: token, IFNAME_VARIABLE: DEVICE}
     python = (sys.executable, "-m", "shoal", "run")
     hidden = options.output == "main"
     with (

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 from shoal.errors import UsageError
 from shoal.runtime.launcher.processes import die_with_parent
-from shoal.runtime.world.interfaces import IFNAME
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE
 from shoal.testbed import removal
 from shoal.testbed.plan import (
     DEFAULT_NAME,
@@ -135,7 +135,7 @@ def environment(bed: TestbedPlan, rank: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": bed.hosts[0].address,
         "MASTER_PORT": str(MASTER_PORT),
-        IFNAME: DEVICE,
+        IFNAME_VARIABLE: DEVICE,
         "OMP_NUM_THREADS": "1",
         **QUIET,
     }

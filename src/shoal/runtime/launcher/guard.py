@@ -1,10 +1,11 @@
 """A small process that cleans up if the launcher itself is killed.
 
-It runs as a script, without shoal or torch. Its standard input is a pipe that only the launcher
-holds. If the pipe closes before the line ``bye``, the launcher is dead: the guard kills every
-process group that the launcher had started and removes its temporary directory.
+It runs as a script and imports neither shoal nor torch. Its standard input is a pipe that only the
+launcher writes to. If the pipe closes before the line ``bye``, the launcher is dead: the guard then
+kills every process group that the launcher started and removes its temporary directory.
 
-Lines: ``+pid`` (group started), ``-pid`` (group ended), ``d path`` (temporary directory), ``bye``.
+The launcher writes these lines: ``+pid`` (a process group was started), ``-pid`` (it has ended),
+``d path`` (a temporary directory) and ``bye`` (nothing is left to clean up).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import suppress
 
 
 def watch(lines: Iterable[str]) -> int:
-    """Follow the launcher's lines; return how many groups were killed."""
+    """Read the launcher's lines until they end; return how many process groups were killed."""
     groups: set[int] = set()
     directories: list[str] = []
     for line in lines:
@@ -40,7 +41,7 @@ def watch(lines: Iterable[str]) -> int:
 
 
 def main() -> None:
-    """Ignore the signals that are meant for the launcher, and follow its lines to the end."""
+    """Ignore the signals that are meant for the launcher, and watch until its pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watch(sys.stdin)

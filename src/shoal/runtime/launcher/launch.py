@@ -1,9 +1,10 @@
 """Start workers on this machine, watch them, and leave nothing behind.
 
-1. Refuse whatever can be refused before any process starts.
-2. Bind the store's socket, then start the workers, each in its own session.
-3. When a worker dies, tell the others why; stop those that still run five seconds later.
-4. Report the first failure with its traceback; with restarts left, start a new generation.
+1. Check the script and the options; an error is raised before any process starts.
+2. On the first machine bind the store's socket. Start the workers, each in its own session.
+3. When a worker fails, write the reason to the store, where the other workers read it. Stop the
+   workers that still run five seconds later.
+4. Report the first failure with its traceback. If restarts are left, start a new generation.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from shoal.runtime.world.interfaces import bind
 
 __all__ = ["LaunchOptions", "launch", "torchrun_command"]
 
-FOLLOW_SECONDS = 5.0
-INTERRUPT_SECONDS = 0.4
-TERMINATE_SECONDS = 5.0
-STOP_SECONDS = 1.0
+FOLLOW_SECONDS = 5.0  # from the first failure until the other workers are stopped
+INTERRUPT_SECONDS = 0.4  # from a forwarded SIGINT to SIGKILL
+TERMINATE_SECONDS = 5.0  # from a forwarded SIGTERM or SIGHUP to SIGKILL
+STOP_SECONDS = 1.0  # from the launcher's own SIGTERM to SIGKILL
 BACKOFF_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-NEVER_JOINED = 2  # exit code
+NEVER_JOINED = 2  # exit code if no worker called shoal.distribute
 RUN_FILES = ("joined-*", "error-*.json", "spans-*.jsonl")
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> int:
-    """Run ``command`` (a script and its arguments) on every worker; return the exit code.
+    """Run ``command`` (script and arguments) in all workers of this machine; return the exit code.
 
     Raises:
         UsageError: the options are wrong; nothing was started.
@@ -66,7 +67,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> int:
 
 
 def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
-    """Return the shell command that starts the same with torchrun."""
+    """Return the torchrun command line that starts the same workers."""
     words = ["torchrun"]
     if options.nodes > 1:
         address, port = master(options)
@@ -83,13 +84,13 @@ def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
 
 @contextmanager
 def _run_directory(options: LaunchOptions, host: StoreHost | None) -> Iterator[RunDirectory]:
-    """Make the directory of this run; remove it at the end unless the user named it."""
+    """Make the directory of this run; remove it at the end unless the user gave --dir."""
     temporary = options.directory is None
     directory = (options.directory or Path(tempfile.mkdtemp(prefix="shoal-"))).absolute()
     try:
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         for stale in (path for glob in RUN_FILES for path in directory.glob(glob)):
-            stale.unlink()  # of an earlier run
+            stale.unlink()  # left by an earlier run
     except OSError as error:
         raise UsageError(f"--dir {directory}: {error.strerror}; choose another") from error
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
@@ -104,14 +105,14 @@ def _run_directory(options: LaunchOptions, host: StoreHost | None) -> Iterator[R
 
 
 def _free_port() -> int:
-    # For a single worker, whose script may make a process group of its own.
+    # A single worker has no store here, but its script may make its own process group.
     with bind(0, everywhere=False) as listener:
         return int(listener.getsockname()[1])
 
 
 @contextmanager
 def _recorded_signals(received: list[int]) -> Iterator[None]:
-    """Append the signals that the launcher receives to a list, so that its loop can act on them."""
+    """Append each signal that the launcher receives to ``received``, which its loop reads."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -136,9 +137,9 @@ class _Launcher:
         self.oom_before = oom_kills()
 
     def supervise(self) -> int:
-        """Run until a generation succeeds or none is left; return the exit code."""
+        """Start generations until one succeeds or no restart is left; return the exit code."""
         command = torchrun_command(self.command, self.options)
-        self.output.message(f"the same with torchrun: {command}")
+        self.output.message(f"the equivalent torchrun command: {command}")
         try:
             with _recorded_signals(self.signals):
                 return self._generations()
@@ -179,26 +180,26 @@ class _Launcher:
 
     def _watch(self, processes: Processes, generation: int) -> int:
         """Watch the processes until all have ended; return the exit code."""
-        first_failure = done = None
+        failed_at = done_at = None
         while processes.alive:
             for worker in processes.poll():
                 self._publish_failure(worker, generation)
                 if worker.failed:
-                    first_failure = first_failure or worker.ended
+                    failed_at = failed_at or worker.ended
             if self.signals:
                 return self._interrupt(processes)
             if self.host is not None and self.host.error is not None:
                 self.output.message(f"the store could not be started: {self.host.error}")
                 return 1
             if all(worker.code == 0 for worker in processes.workers):
-                done = done or time.monotonic()
-            since = first_failure or done  # a server that outlives all workers is stopped, too
+                done_at = done_at or time.monotonic()
+            since = failed_at or done_at  # after done_at only servers can still run
             if since is not None and time.monotonic() - since > FOLLOW_SECONDS:
                 processes.stop(signal.SIGTERM, STOP_SECONDS, lambda: bool(self.signals))
-        return self._conclude(processes, failed=first_failure is not None)
+        return self._conclude(processes, failed=failed_at is not None)
 
     def _publish_failure(self, worker: Worker, generation: int) -> None:
-        """Tell the other workers why one has ended, which it may not have been able to do."""
+        """Write to the store why a worker ended, in case the worker could not do so itself."""
         never_joined = worker.code == 0 and not worker.joined
         if self.host is None or worker.rank < 0 or not (worker.failed or never_joined):
             return
@@ -211,7 +212,7 @@ class _Launcher:
         return WorkerExit.read(worker, out_of_memory=oom_kills() > self.oom_before)
 
     def _interrupt(self, processes: Processes) -> int:
-        """Forward the signal to all processes; a second one kills them at once."""
+        """Send the received signal to all processes; a second signal kills them at once."""
         number = self.signals[0]
         seconds = INTERRUPT_SECONDS if number == signal.SIGINT else TERMINATE_SECONDS
         processes.stop(number, seconds, lambda: len(self.signals) > 1)
@@ -231,9 +232,9 @@ class _Launcher:
             return first.code
         if not any(worker.joined for worker in processes.workers):
             self.output.message(
-                f"{self.command[0]} ended without calling shoal.distribute(model, optimizer, ...): "
-                "if every worker did the same work on its own, add the call, or run it with "
-                "python; if it makes a process group of its own, start it with torchrun"
+                f"{self.command[0]} ended without calling shoal.distribute(model, optimizer, ...), "
+                "so each worker ran alone; add the call, or start the script with python, or with "
+                "torchrun if it makes its own process group"
             )
             return NEVER_JOINED
         return 0

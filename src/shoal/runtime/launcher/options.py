@@ -37,7 +37,7 @@ class LaunchOptions:
     port: int = 0
     oversubscribe: bool = False
     on_death: str = "fail"
-    after: Callable[[Path], None] | None = None  # gets the run's directory before its removal
+    after: Callable[[Path], None] | None = None  # called with the run's directory, after the run
 
     @property
     def nodes(self) -> int:
@@ -51,30 +51,30 @@ class LaunchOptions:
 
     @property
     def needs_store(self) -> bool:
-        """Whether there are several processes, which need a store to meet."""
+        """Whether there are several processes, which need a store to find each other."""
         return self.world_size > 1 or self.servers > 0
 
 
 def most_workers() -> int:
-    """Return the number of workers on one machine above which it is probably a typing error."""
+    """Return the largest accepted number of workers; a larger one is probably a typing error."""
     return max(64, 16 * usable_cores())
 
 
 def parse_workers(text: str) -> int:
-    """Return the number of workers in ``text``, as in ``-n 4``."""
+    """Return the number of workers that the option ``-n`` gives as ``text``."""
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"-n {text}: the number of workers is a whole number, such as 4") from None
+        raise UsageError(f"-n {text}: the number of workers must be a whole number") from None
 
 
 def check(command: Sequence[str], options: LaunchOptions) -> None:
-    """Raise a UsageError that names the option, its value and what to use instead."""
+    """Check all options; the UsageError names the option, its value and what to use instead."""
     _check_numbers(options)
     _check_script(command)
     _check_choices(options)
     if not 0 <= options.port <= 65535:
-        raise UsageError(f"--port {options.port}: a port lies between 1 and 65535, or 0 for any")
+        raise UsageError(f"--port {options.port}: the port must lie in 1 .. 65535, or be 0 for any")
     for name, path in (("--dir", options.directory), ("--checkpoint", options.checkpoint)):
         why = None if path is None else unusable(path)
         _require(why is None, f"{name} {path}: {why}; choose another directory")
@@ -85,8 +85,8 @@ def check(command: Sequence[str], options: LaunchOptions) -> None:
         raise UsageError("--node-rank and --master have no effect without --hosts a,b")
 
 
-def _require(holds: bool, message: str) -> None:
-    if not holds:
+def _require(condition: bool, message: str) -> None:
+    if not condition:
         raise UsageError(message)
 
 
@@ -96,23 +96,23 @@ def _check_numbers(options: LaunchOptions) -> None:
     _require(
         n + options.servers <= limit or options.oversubscribe,
         f"-n {n}: there are {cores} cores, and more than {limit} workers would only slow each "
-        f"other down; use -n {cores}, or --oversubscribe to insist",
+        f"other down; use -n {cores}, or add --oversubscribe to start them anyway",
     )
-    _require(options.servers >= 0, f"servers={options.servers}: must not be negative")
+    _require(options.servers >= 0, f"servers={options.servers}: the number must not be negative")
     restarts, seconds = options.max_restarts, options.timeout_seconds
-    _require(restarts >= 0, f"--max-restarts {restarts}: must not be negative")
+    _require(restarts >= 0, f"--max-restarts {restarts}: the number must not be negative")
     if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
         raise UsageError(f"--timeout {seconds:g}: seconds must be positive, as in --timeout 60")
 
 
 def _check_script(command: Sequence[str]) -> None:
-    _require(bool(command), "no script: use shoal run train.py -n 2")
+    _require(bool(command), "no training script was given; use: shoal run train.py -n 2")
     script = Path(command[0])
     _require(not script.is_dir(), f"{script} is a directory; name the training script in it")
     if not script.exists():
-        raise UsageError(f"{script} does not exist (looked in {Path.cwd()})")
+        raise UsageError(f"{script} does not exist (the current directory is {Path.cwd()})")
     readable = script.is_file() and os.access(script, os.R_OK)
-    _require(readable, f"{script} is not a file that can be read")
+    _require(readable, f"{script} is not a file, or cannot be read")
 
 
 def _check_choices(options: LaunchOptions) -> None:
@@ -125,7 +125,7 @@ def _check_choices(options: LaunchOptions) -> None:
             raise UnknownName(name, value, known)
     _require(
         options.on_death == "fail",
-        f"on_death={options.on_death!r}: the launcher cannot {options.on_death} yet; "
+        f"on_death={options.on_death!r}: the launcher does not support it yet; "
         "use 'fail', with --max-restarts to restart from the last checkpoint",
     )
 
@@ -135,34 +135,34 @@ def _check_nodes(options: LaunchOptions) -> None:
     unique = len(set(hosts)) == len(hosts) and all(hosts)
     _require(unique, f"--hosts {','.join(hosts)}: name each host once, separated by commas")
     valid = 0 <= rank <= last
-    _require(valid, f"--node-rank {rank}: with {last + 1} hosts it runs from 0 to {last}")
+    _require(valid, f"--node-rank {rank}: with {last + 1} hosts it must lie between 0 and {last}")
     host, port = master(options)
     _require(
         rank > 0 or is_local(host),
-        f"--master {host}:{port}: node 0 hosts the store, but {host} is not this machine",
+        f"--master {host}:{port}: node 0 must run on {host}, but {host} is not this machine",
     )
     _require(
         options.max_restarts == 0,
-        "--max-restarts with several hosts is not possible, because the launchers do not know of "
-        "each other: use torchrun --max-restarts, which starts the same script",
+        "--max-restarts does not work with several hosts, because their launchers do not "
+        "communicate; use torchrun --max-restarts, which runs the same script",
     )
     _require(options.servers == 0, "servers can be started on one machine only; leave out --hosts")
     _require(
         bool(os.environ.get("SHOAL_TOKEN")),
-        "--hosts needs SHOAL_TOKEN, the same on every host, so that no other process can join: "
+        "--hosts needs the same SHOAL_TOKEN on every host, so that no other process can join; "
         "export SHOAL_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(16))')",
     )
 
 
 def unusable(path: Path) -> str | None:
-    """Return why a directory, which need not exist yet, cannot be used; None if it can."""
+    """Return why a directory cannot be used, or None if it can; it need not exist yet."""
     if not str(path).isprintable():
-        return "its name has characters that cannot be printed"
+        return "its name contains characters that cannot be printed"
     try:
         if path.is_symlink() and not path.exists():
-            return "it is a link that leads nowhere"
+            return "it is a symbolic link to a path that does not exist"
         nearest = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    except OSError as error:  # a name too long
+    except OSError as error:  # for example, the name is too long
         return str(error.strerror)
     if not nearest.is_dir():
         return f"{nearest} is a file, not a directory"
@@ -172,7 +172,7 @@ def unusable(path: Path) -> str | None:
 
 
 def master(options: LaunchOptions) -> tuple[str, int]:
-    """Return the host and the port at which workers of several hosts meet."""
+    """Return the host and port of the store, to which the workers of all hosts connect."""
     text = options.master or f"{options.hosts[0]}:29500"
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 1 <= int(port) <= 65535:

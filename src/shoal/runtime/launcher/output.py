@@ -1,8 +1,9 @@
-"""Where the workers' output goes: all ranks to the terminal with a prefix, or rank 0 alone.
+"""Send the output of the workers to the terminal and to log files.
 
-With ``--output all`` each line starts with its rank, as in ``[rank 1]``. With ``main`` rank 0 has
-the terminal to itself, so that a progress bar works; each other process writes to a log file,
-which is shown if that process fails.
+With ``--output all`` every process writes to the terminal, and each line starts with its name, as
+in ``[rank 1]``. With ``--output main`` only rank 0 writes to the terminal, directly, so that a
+progress bar works. Each other process writes to a log file, whose end is shown if that process is
+the first to fail and leaves no traceback.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import IO
 
 CHUNK_NBYTES = 1 << 16
 COLOURS = (36, 33, 32, 35, 34, 31)
-TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # torch's own, which would name the rank twice
+TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # torch's own prefix, which is removed
 
 
-class OutputLine:
-    """One stream of a worker, cut into lines that start with the worker's name."""
+class PrefixedStream:
+    """Writes the output of one pipe of a worker to ``sink``, with its name before each line."""
 
     def __init__(self, name: str, colour: int | None, sink: IO[bytes]) -> None:
         text = f"[{name}] "
@@ -31,36 +32,36 @@ class OutputLine:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Write all complete lines; the rest waits for its end."""
+        """Write all complete lines; keep an incomplete one up to CHUNK_NBYTES until it ends."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > CHUNK_NBYTES:
             lines, self._rest = [*lines, self._rest], b""
         self._write(lines)
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the incomplete last line, if there is one."""
         if self._rest:
             self._write([self._rest])
             self._rest = b""
 
     def _write(self, lines: list[bytes]) -> None:
         if lines:
-            # Of a progress bar, which overwrites itself with \r, only the last state is shown.
+            # A progress bar overwrites its line with \r: only its last state is written.
             texts = (TORCH_PREFIX.sub(b"", x.rstrip(b"\r").rpartition(b"\r")[2]) for x in lines)
             self._sink.write(b"".join(self._prefix + text + b"\n" for text in texts))
             self._sink.flush()
 
 
 class OutputRouter:
-    """Routes the output of all processes to the terminal, and to log files in ``logs``."""
+    """Sends all output to the terminal or to files in ``logs``; ``mode`` is ``--output``."""
 
-    def __init__(self, output: str, logs: Path) -> None:
-        self._output, self._logs = output, logs
+    def __init__(self, mode: str, logs: Path) -> None:
+        self._mode, self._logs = mode, logs
         self._selector = selectors.DefaultSelector()
-        self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self._use_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def message(self, text: str) -> None:
-        """Write a message of the launcher itself."""
+        """Write a message of the launcher itself to stderr."""
         sys.stderr.write(f"shoal: {text}\n")
         sys.stderr.flush()
 
@@ -69,8 +70,8 @@ class OutputRouter:
         return self._logs / f"{key}.log"
 
     def streams(self, key: str, *, is_main: bool) -> tuple[int | None, int | None, list[int]]:
-        """Open stdout and stderr for a new process, and list what to close after its start."""
-        if self._output == "all":
+        """Return Popen's stdout and stderr, and the descriptors to close once it has started."""
+        if self._mode == "all":
             return subprocess.PIPE, subprocess.PIPE, []
         if is_main:
             return None, None, []
@@ -78,36 +79,37 @@ class OutputRouter:
         return log, log, [log]
 
     def attach(self, process: subprocess.Popen[bytes], name: str, index: int) -> None:
-        """Forward the pipes of a process from now on; ``index`` chooses its colour."""
-        colour = COLOURS[index % len(COLOURS)] if self._colour else None
+        """Register the pipes of a process for :meth:`forward`; ``index`` chooses its colour."""
+        colour = COLOURS[index % len(COLOURS)] if self._use_colour else None
         for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
-                line = OutputLine(name, colour, sink.buffer)
-                self._selector.register(pipe, selectors.EVENT_READ, line)
+                stream = PrefixedStream(name, colour, sink.buffer)
+                self._selector.register(pipe, selectors.EVENT_READ, stream)
 
     def forward(self, seconds: float) -> bool:
-        """Forward what arrives within ``seconds``; return whether anything did."""
+        """Forward what a pipe has within ``seconds``; return whether one had data or was closed."""
         if not self._selector.get_map():
             time.sleep(seconds)
             return False
         ready = self._selector.select(seconds)
-        for key, _ in ready:
-            if data := os.read(key.fd, CHUNK_NBYTES):
-                key.data.feed(data)
+        for selector_key, _ in ready:
+            if data := os.read(selector_key.fd, CHUNK_NBYTES):
+                selector_key.data.feed(data)
             else:
-                self._close(key)
+                self._close(selector_key)
         return bool(ready)
 
     def drain(self) -> None:
-        """Forward what is in the pipes and close them, even if a grandchild holds one open."""
+        """Forward what is in the pipes and close them, even if a worker's child still has one."""
         while self.forward(0):
             pass
-        for key in list(self._selector.get_map().values()):
-            self._close(key)
+        for selector_key in list(self._selector.get_map().values()):
+            self._close(selector_key)
 
-    def _close(self, key: selectors.SelectorKey) -> None:
-        key.data.close()
-        self._selector.unregister(key.fileobj)
-        if not isinstance(key.fileobj, int):
-            key.fileobj.close()  # type: ignore[attr-defined]
+    def _close(self, selector_key: selectors.SelectorKey) -> None:
+        selector_key.data.close()
+        pipe = selector_key.fileobj
+        self._selector.unregister(pipe)
+        if not isinstance(pipe, int):
+            pipe.close()  # type: ignore[attr-defined]

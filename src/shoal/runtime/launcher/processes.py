@@ -1,6 +1,6 @@
-"""The processes of one generation of a run: started, watched and stopped together.
+"""Start, watch and stop the processes of one generation of a run.
 
-Each worker or server has a session of its own, so that what it started ends with it.
+Each worker or server has its own session, so that the processes it starts can be ended with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.runtime.launcher import guard
 from shoal.runtime.launcher.options import LaunchOptions
 from shoal.runtime.launcher.output import OutputRouter
 from shoal.runtime.world import env as names
-from shoal.runtime.world.interfaces import IFNAME, loopback_name
+from shoal.runtime.world.interfaces import IFNAME_VARIABLE, loopback_name
 
 PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 0.05
@@ -32,20 +32,20 @@ DISMISS_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of a run, and the address at which its processes meet."""
+    """The directory of a run, its identity, and the address of its store."""
 
     run_id: str
     token: str = field(repr=False)
     host: str
     port: int
     directory: Path
-    temporary: bool
+    temporary: bool  # the launcher made the directory and removes it
 
 
 def process_environment(
     options: LaunchOptions, run: RunDirectory, generation: int, own: dict[str, str]
 ) -> dict[str, str]:
-    """Return the variables of one process: torchrun's, ours, and its ``own``."""
+    """Return the environment variables of one process; ``own`` are those of this process only."""
     key = own.get("RANK", f"server-{own.get(names.SERVER)}")
     env = {
         "WORLD_SIZE": str(options.world_size),
@@ -71,7 +71,7 @@ def process_environment(
 
 
 def option_environment(options: LaunchOptions) -> dict[str, str]:
-    """Return the variables that carry the user's options to the script, under any launcher."""
+    """Return the environment variables that pass the user's options to the script."""
     variables = {
         names.STRATEGY: options.strategy,
         names.BACKEND: options.backend,
@@ -83,19 +83,19 @@ def option_environment(options: LaunchOptions) -> dict[str, str]:
 
 
 def default_environment(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return defaults for the variables that the user has not set."""
+    """Return defaults for the environment variables that are not set in ``environ``."""
     threads = max(1, usable_cores() // (options.workers + options.servers))
     variables = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     loopback = loopback_name()
     if options.nodes == 1 and loopback is not None:
-        variables[IFNAME] = loopback  # works whatever the host name resolves to
+        variables[IFNAME_VARIABLE] = loopback  # independent of the host name's address
     return {name: value for name, value in variables.items() if not environ.get(name)}
 
 
 def spawn(
     command: Sequence[str], env: Mapping[str, str], streams: tuple[int | None, int | None]
 ) -> subprocess.Popen[bytes]:
-    """Start a Python process in its own session; it is killed if this process dies."""
+    """Start a Python process in its own session; on Linux it is killed if this process dies."""
     return subprocess.Popen(
         [sys.executable, *command],
         env=dict(env),
@@ -108,7 +108,7 @@ def spawn(
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` by which the kernel kills the child when this process ends."""
+    """Return a ``preexec_fn`` with which Linux kills the child if this process ends, or None."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -125,15 +125,15 @@ def die_with_parent() -> Callable[[], None] | None:
 class Worker:
     """One started worker or server."""
 
-    name: str
-    key: str
+    name: str  # in messages, such as "rank 1"
+    key: str  # in file names, such as "rank-1"
     rank: int  # -1 for a server
     process: subprocess.Popen[bytes]
     error_file: Path
     joined_file: Path
-    code: int | None = None
-    ended: float = 0.0  # on the monotonic clock
-    stopped: bool = False  # by the launcher, so its end is not a cause
+    code: int | None = None  # exit code; -n if signal n ended it; None while it runs
+    ended: float = 0.0  # when it ended, on the monotonic clock
+    stopped: bool = False  # the launcher stopped it, so it did not cause the failure
 
     @property
     def failed(self) -> bool:
@@ -146,9 +146,9 @@ class Worker:
         return self.joined_file.exists()
 
     def reap(self) -> bool:
-        """Collect the exit code if the process has ended; return whether it did so just now.
+        """Collect the exit code if the process has ended; return whether this call did so.
 
-        Its process group is cleared first, while no other process can get the same id.
+        Before that, it ends the rest of the group, while the kernel cannot reuse the group's id.
         """
         if self.code is not None:
             return False
@@ -160,14 +160,14 @@ class Worker:
         return True
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and to all that it has started."""
+        """Send a signal to all processes in the group of this one."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
 
 def clear_group(group: int) -> None:
-    """End what a worker left behind; SIGTERM first, so that shared memory can be freed."""
+    """End a dead worker's children: SIGTERM, to let them free shared memory, then SIGKILL."""
     if not has_live_members(group):
         return
     for number, seconds in ((signal.SIGTERM, 0.3), (signal.SIGKILL, 0.3)):
@@ -181,7 +181,7 @@ def clear_group(group: int) -> None:
 
 
 def has_live_members(group: int) -> bool:
-    """Whether a process group has a live member besides its ended leader."""
+    """Whether a process other than the leader still runs in a group; False if /proc is missing."""
     if not Path("/proc/self/stat").exists():
         return False
     for entry in os.listdir("/proc"):
@@ -194,7 +194,7 @@ def has_live_members(group: int) -> bool:
 
 
 class GuardProcess:
-    """The process that kills the workers and removes ``temporary`` if this process is killed."""
+    """Starts the guard, which kills the workers and removes ``temporary`` if this process dies."""
 
     def __init__(self, temporary: Path | None) -> None:
         self._process = subprocess.Popen(
@@ -208,25 +208,25 @@ class GuardProcess:
             self.send(f"d {temporary}")
 
     def send(self, line: str) -> None:
-        """Send one line of the guard's protocol."""
+        """Send one line of the protocol in :mod:`shoal.runtime.launcher.guard`."""
         with suppress(BrokenPipeError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
 
     def dismiss(self) -> None:
-        """End the guard: there is nothing left to clean up."""
+        """End the guard process; it cleans up nothing."""
         self.send("bye")
         with suppress(BrokenPipeError):
             try:
                 self._process.communicate(timeout=DISMISS_SECONDS)
-            except subprocess.TimeoutExpired:  # it is stopped, or the machine is busy
+            except subprocess.TimeoutExpired:  # the guard is suspended, or the machine is busy
                 self._process.kill()
                 self._process.communicate()
 
 
 class Processes:
-    """The workers and servers of one generation."""
+    """The workers and servers of one generation, that is of one start of all workers."""
 
     def __init__(self, output: OutputRouter, guard: GuardProcess) -> None:
         self.all: list[Worker] = []
@@ -251,7 +251,7 @@ class Processes:
             env = base | process_environment(options, run, generation, own)
             self._start(command, env, f"rank-{rank}", rank)
 
-    def _start(self, command: Sequence[str], env: dict[str, str], key: str, joined: str) -> None:
+    def _start(self, command: Sequence[str], env: dict[str, str], key: str, suffix: str) -> None:
         rank = int(env.get("RANK", -1))
         out, err, open_files = self._output.streams(key, is_main=rank == 0)
         try:
@@ -261,14 +261,14 @@ class Processes:
                 os.close(fd)
         self._guard.send(f"+{process.pid}")
         error_file = Path(env[names.ERROR_FILE])
-        joined_file = Path(env[names.DIRECTORY], f"joined-{joined}")
+        joined_file = Path(env[names.DIRECTORY], f"joined-{suffix}")
         worker = Worker(key.replace("-", " "), key, rank, process, error_file, joined_file)
         self.all.append(worker)
         self._output.attach(process, worker.name, len(self.all) - 1)
 
     @property
     def alive(self) -> list[Worker]:
-        """Those that still run."""
+        """The workers and servers that still run."""
         return [worker for worker in self.all if worker.code is None]
 
     @property
@@ -277,7 +277,7 @@ class Processes:
         return [worker for worker in self.all if worker.rank >= 0]
 
     def poll(self, seconds: float = POLL_SECONDS) -> list[Worker]:
-        """Forward output for ``seconds``, then return the processes that have ended since."""
+        """Forward output for at most ``seconds``; return the processes that have newly ended."""
         self._output.forward(seconds)
         ended = [worker for worker in self.alive if worker.reap()]
         for worker in ended:
@@ -285,11 +285,11 @@ class Processes:
         return ended
 
     def stop(self, number: int, grace_seconds: float, hurry: Callable[[], bool]) -> None:
-        """Send a signal to all; kill those that still run after the grace time, or on ``hurry``."""
+        """Send a signal to all; kill them after ``grace_seconds``, or once ``hurry()`` is true."""
         for worker in self.alive:
             worker.stopped = True
             worker.signal(number)
-            worker.signal(signal.SIGCONT)  # a stopped process handles no other signal
+            worker.signal(signal.SIGCONT)  # a suspended process handles no other signal
         self._await_end(grace_seconds, hurry)
         for worker in self.alive:
             worker.signal(signal.SIGKILL)

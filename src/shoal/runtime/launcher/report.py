@@ -1,4 +1,4 @@
-"""Report how the processes of a run ended: the first failure in full, the others in a line."""
+"""Describe how the processes of a run ended, with the first failure in detail."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class WorkerExit:
     """How one worker ended."""
 
     worker: Worker
-    failure: Failure | None  # from its error file, if it could write one
-    out_of_memory: bool = False  # the kernel killed it
+    failure: Failure | None  # read from its error file; None if it wrote none
+    out_of_memory: bool = False  # the kernel probably killed it for lack of memory
 
     @classmethod
     def read(cls, worker: Worker, *, out_of_memory: bool) -> WorkerExit:
-        """Read how a worker ended; ``out_of_memory``: the kernel killed some process for that."""
+        """Read how a worker ended; ``out_of_memory``: the kernel killed a process of this run."""
         failure = read_error_file(worker.error_file)
         return cls(worker, failure, out_of_memory and worker.code == -signal.SIGKILL)
 
     @property
     def code(self) -> int:
-        """The exit code of the run: 128 + n for signal n, as in a shell."""
+        """The exit code to report for this worker: 128 + n after signal n, as in a shell."""
         if self.failure is not None and self.failure.exit_code != 1:
             return self.failure.exit_code
         code = self.worker.code or 0
@@ -52,7 +52,7 @@ class WorkerExit:
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """A sort key: causes, then consequences, then what the launcher stopped; each by time."""
+        """A sort key: causes, then their consequences, then stopped workers; each by time."""
         secondary = self.failure is not None and self.failure.is_consequence
         seconds = self.failure.seconds if self.failure else self.worker.ended
         return self.worker.stopped and self.failure is None, secondary, seconds
@@ -67,7 +67,7 @@ def signal_name(number: int) -> str:
 
 
 def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
-    """Describe the first failure in full, with the end of its log, and each other in a line."""
+    """Describe the first failure with its traceback or else the end of ``log``, then the rest."""
     first, *others = sorted(exits, key=lambda ended: ended.order)
     lines = [f"{first.worker.name} failed first: {first.reason}"]
     if first.failure is not None:
@@ -77,7 +77,7 @@ def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
         lines += [f"  | {line}" for line in tail]
     same = [other for other in others if first.failure and first.failure.same_reason(other.failure)]
     if same:
-        lines.append(f"the same on {', '.join(other.worker.name for other in same)}")
+        lines.append(f"the same error on {', '.join(other.worker.name for other in same)}")
     for other in (other for other in others if other not in same):
         why = f" ({other.failure.type}: {other.failure.message})" if other.failure else ""
         lines.append(f"then {other.worker.name}: {other.reason}{why}")
@@ -85,7 +85,7 @@ def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
 
 
 def oom_kills() -> int:
-    """Count the processes of this control group that the kernel killed for lack of memory."""
+    """Return how many processes of this control group the kernel killed for lack of memory."""
     counts = [0]
     for path in _memory_events():
         with suppress(OSError):
@@ -95,18 +95,18 @@ def oom_kills() -> int:
 
 
 def _memory_events() -> list[Path]:
-    """List the files that count the kills, of control groups version 2 and 1."""
+    """Return the paths of the files that count these kills, for cgroup versions 2 and 1."""
     try:
         entries = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
     paths = []
     for entry in entries:
-        _, kinds, path = entry.split(":", 2)
+        _, controllers, path = entry.split(":", 2)
         inside = path.lstrip("/")
-        if kinds == "":
+        if controllers == "":
             paths += [Path("/sys/fs/cgroup", inside, "memory.events")]
-        elif kinds == "memory":
+        elif controllers == "memory":
             root = Path("/sys/fs/cgroup/memory")
             paths += [root / inside / "memory.oom_control", root / "memory.oom_control"]
     return paths

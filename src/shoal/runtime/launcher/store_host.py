@@ -1,7 +1,7 @@
-"""The store at which the workers meet, hosted by the launcher so that no worker is special.
+"""Host the TCPStore of a run in the launcher, so that the store survives the end of any worker.
 
-The socket is bound before any worker starts. torch is imported in a thread, while the workers
-import it, too.
+The socket listens before any worker starts. A thread imports torch and starts the store, while the
+workers import torch, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STORE_SECONDS = 30.0
 
 
 class StoreHost:
-    """A TCPStore in this process, ready soon after :meth:`start`."""
+    """Serves a TCPStore on ``listener``, in a thread that :meth:`start` starts."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.port: int = listener.getsockname()[1]
@@ -27,13 +27,13 @@ class StoreHost:
         self._store: Any = None  # a TCPStore, once torch is imported
         self._run_id = self._token = ""
         self._lock = threading.Lock()
-        self._pending: list[tuple[Failure, int]] = []  # failures before the store was ready
+        self._pending: list[tuple[Failure, int]] = []  # failures to write once the store is ready
         self._thread = threading.Thread(target=self._serve, name="shoal-store", daemon=True)
 
     def start(self, run_id: str, token: str) -> None:
-        """Start to serve a run; earlier connections wait in the socket's queue.
+        """Start the thread of the store; connections wait in the socket's queue until it is ready.
 
-        The store's first key is the run's id, so that no other process can set it.
+        The thread writes ``run_id`` to the store, so that processes of other runs are refused.
         """
         self._run_id, self._token = run_id, token
         self._thread.start()
@@ -55,7 +55,7 @@ class StoreHost:
             self.error = error
 
     def publish(self, failure: Failure, generation: int) -> None:
-        """Tell the other workers why one died, on its behalf; once the store is ready."""
+        """Write a failure to the store for the workers of a generation, once the store is ready."""
         with self._lock:
             if self._store is None:
                 self._pending.append((failure, generation))
@@ -68,6 +68,6 @@ class StoreHost:
         store.set(NOTIFY_KEY, "1")
 
     def close(self) -> None:
-        """Free the port."""
+        """Drop the store and close the socket, which frees the port."""
         self._store = None
         self._listener.close()

@@ -1,11 +1,12 @@
-"""One worker made of several ranks: ZeRO shards, tensor parallel ranks and pipeline stages.
+"""Partition one model replica over several ranks: ZeRO shards, tensor parallelism, pipeline stages.
 
-FSDP2, DTensor and torch's pipelining do the work; this package applies them in the right order.
-Their traffic is exact and stays inside a worker. The other axes of a strategy decide the exchange
-between workers, over :attr:`ParallelModel.replica_group`, of :meth:`ParallelModel.local_gradients`.
+This package applies FSDP2, DTensor and torch's pipelining in the right order. They communicate
+uncompressed, and only between the ranks of one replica. Replicas exchange
+:meth:`ParallelModel.local_gradients` over :attr:`ParallelModel.replica_group`, in the way that the
+other axes of the strategy choose.
 
-The runtime imports this package only for a strategy that partitions a model, because it loads FSDP2
-and DTensor.
+The runtime imports this package only for a strategy that partitions a model, because the import
+loads FSDP2 and DTensor.
 """
 
 from shoal.runtime.parallel.mesh import data_index, mesh

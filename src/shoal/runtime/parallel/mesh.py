@@ -1,8 +1,8 @@
-"""The device mesh: ranks laid out as pipeline x replica x shard x tensor.
+"""Make the device mesh of a partition: pipeline x replica x shard x tensor ranks.
 
-The names and their order are torchtitan's, ``pp, dp_replicate, dp_shard, tp``: tensor ranks, which
-exchange most, are neighbours; pipeline stages, which exchange least, are furthest apart. The mesh
-always has all four axes, of size one where a model is not partitioned that way.
+The names of the axes and their order are torchtitan's: ``pp, dp_replicate, dp_shard, tp``. Tensor
+ranks exchange most, so they are neighbours; pipeline stages exchange least, so they are furthest
+apart. The mesh always has all four axes; an axis that is not used has size one.
 """
 
 from __future__ import annotations

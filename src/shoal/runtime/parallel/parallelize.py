@@ -1,20 +1,21 @@
-"""Partition a model that every rank has whole, so that each rank keeps its part.
+"""Partition a model: every rank builds the whole model, and keeps only its own part.
 
-The order, and why:
+The parts are applied in this order:
 
-1. **tensor**: the patterns of a tensor plan name layers of the whole model.
-2. **pipe**: each rank keeps one stage, with the names of the whole model.
-3. **shard**: FSDP2 shards what is left, tensor parts included.
-4. **optimizer**: its parameter groups refer to the new parameters.
+1. **tensor** comes first, because the patterns of a tensor plan name layers of the whole model.
+2. **pipe**: each rank keeps one stage; its parameters keep their names.
+3. **shard**: FSDP2 shards the parameters that this rank still has.
+4. **optimizer**: its groups get the new parameters.
 
-Everything is checked before anything is changed.
+Errors are raised before the model is changed, except for a tied parameter that the plan splits in
+two ways, and for a foreach or fused optimizer.
 
-How gradients become exact. Tensor ranks and pipeline stages work on the same samples, so their
-gradients need no averaging. The n = dp_replicate x dp_shard others each have their own samples.
-FSDP2 takes the plain mean over ``dp_shard``, the exchange the plain mean over ``dp_replicate``, so
-each gradient is the plain mean over all n. A rank whose loss is the mean over a share ``w`` of all
-samples (the shares sum to 1) scales its loss by ``w * n``; then the mean is exact, however unevenly
-the samples are divided.
+Tensor ranks and pipeline stages work on the same samples, so their gradients need no averaging.
+Each of the n = dp_replicate x dp_shard shards has its own samples. FSDP2 takes the unweighted mean
+over ``dp_shard``, and the exchange takes the unweighted mean over ``dp_replicate``. So each
+gradient is the unweighted mean over all n. A rank whose loss is the mean over a share ``w`` of all
+samples (the shares sum to 1) must scale its loss by ``w * n``. The result is then the mean over all
+samples, even if the shares differ.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from shoal.runtime.parallel.stages import Blueprint, Stage, stage_of, stages
 
 
 class ParameterEntry(NamedTuple):
-    """A tensor in the state of the whole model: its stage, shape and dtype."""
+    """A tensor in the state_dict of the whole model: its name, stage, shape and dtype."""
 
     name: str
     stage: int
@@ -47,24 +48,24 @@ class ParameterEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """A model partitioned over the ranks of a worker."""
+    """This rank's part of a model that is partitioned over the ranks of a replica."""
 
-    model: nn.Module  # this rank's part; on a pipeline its stage, whose forward is not the model's
+    model: nn.Module  # this rank's part; with a pipeline, a Stage, which is not called directly
     mesh: DeviceMesh
-    pipeline: Pipeline | None  # runs the model on a pipeline; None if ``model`` is called as usual
-    entries: tuple[ParameterEntry, ...]  # the whole model's state, in one order on all ranks
+    pipeline: Pipeline | None  # calls the stages; None if ``model`` is called as usual
+    entries: tuple[ParameterEntry, ...]  # of the whole model, in the same order on all ranks
 
     @property
     def replica_group(self) -> ProcessGroup:
-        """The ranks with the same part of other replicas, which exchange gradients."""
+        """The process group of the ranks that hold this part in each replica."""
         return self.mesh["dp_replicate"].get_group()
 
     def local_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's part of each existing gradient, as plain tensors with its storage."""
+        """Return this rank's part of each gradient, as plain tensors that share its memory."""
         return {n: local(p.grad) for n, p in self.model.named_parameters() if p.grad is not None}
 
     def local_parameters(self) -> dict[str, Tensor]:
-        """Return this rank's part of each parameter, as plain tensors with its storage."""
+        """Return this rank's part of each parameter, as plain tensors that share its memory."""
         return {name: local(p) for name, p in self.model.named_parameters()}
 
 
@@ -75,10 +76,10 @@ def parallelize(
     mesh: DeviceMesh,
     schedule: ScheduleName = "1f1b",
 ) -> ParallelModel:
-    """Partition ``model`` as ``mesh`` says, in place, and update ``optimizer`` to this rank's part.
+    """Partition ``model`` over ``mesh`` in place; put this rank's parameters into ``optimizer``.
 
-    The whole model is on the device of the mesh, with equal values on every rank; the optimizer
-    has no state yet. ``schedule`` is that of the pipeline, if there is one.
+    All ranks call it together. ``model`` must be whole, on the device of the mesh, and equal on
+    every rank; ``optimizer`` must have no state yet. ``schedule`` is used with a pipeline only.
 
     Raises:
         UsageError: the model or its optimizer cannot be partitioned this way.
@@ -104,7 +105,7 @@ def parallelize(
         part = stage = Stage(model, parts[pp.get_local_rank()])
         pipeline = Pipeline(stage, blueprint, mesh=mesh, schedule=schedule)
     if dp.size() > 1:
-        if styles:  # a gathered output is a view; FSDP2 warns of it, but none is written to here
+        if styles:  # FSDP2 warns that outputs are views; nothing writes to them
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         shard.apply(part, dp)
     if optimizer:
@@ -114,23 +115,23 @@ def parallelize(
 
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, without a copy."""
+    """Return this rank's part of a tensor as a plain detached tensor, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
-    """Return the parameter names of each group, while ``model`` is still whole."""
+    """Return the parameter names of each optimizer group; ``model`` must not be partitioned yet."""
     if optimizer.state:
         raise UsageError(
-            f"the optimizer has state of {len(optimizer.state)} parameters already: because a"
-            f" model is split before its first step; instead: call distribute first, then restore"
+            f"the optimizer already has state for {len(optimizer.state)} parameters, but a model"
+            f" is split before its first step; instead: call distribute first, then load the state"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = [group["params"] for group in optimizer.param_groups]
     if foreign := sum(id(p) not in names for group in groups for p in group):
         raise UsageError(
-            f"{foreign} parameters of the optimizer are not in the model: because a model is split"
-            f" with its optimizer; instead: one optimizer over this model's parameters"
+            f"{foreign} parameters of the optimizer are not in the model, so they cannot be split"
+            f" with it; instead: give the optimizer only parameters of this model"
         )
     return [[names[id(p)] for p in group] for group in groups]
 
@@ -138,8 +139,8 @@ def group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
 def repoint(optimizer: Optimizer, groups: list[list[str]], model: nn.Module) -> None:
     """Put the parameters of ``model`` into the optimizer's groups, by their names.
 
-    Groups keep their number, order and options, so that learning-rate schedulers stay valid. On a
-    pipeline some groups may become empty.
+    Groups keep their number, order and options, so that learning-rate schedulers stay valid. With
+    a pipeline some groups may become empty.
     """
     parameters = dict(model.named_parameters())
     for group, names in zip(optimizer.param_groups, groups, strict=True):
@@ -148,6 +149,6 @@ def repoint(optimizer: Optimizer, groups: list[list[str]], model: nn.Module) -> 
         layouts = {str(getattr(p, "device_mesh", None)) for p in group["params"]}
         if kernels and len(layouts) > 1:
             raise UsageError(
-                f"{kernels[0]}=True in the optimizer: because it takes tensors of one layout, and"
-                f" this partition leaves {len(layouts)}; instead: leave {kernels[0]} out"
+                f"the optimizer cannot use {kernels[0]}=True, because this needs tensors of one"
+                f" layout, and this partition has {len(layouts)}; instead: leave {kernels[0]} out"
             )

@@ -1,8 +1,8 @@
-"""One step of a pipeline: micro-batches through torch's schedules, with exactly weighted losses.
+"""Run micro-batches through a pipeline with torch's schedules, and weight their losses exactly.
 
-Shapes are computed beforehand on the blueprint, so that torch sends no pickled descriptions.
-Micro-batches of one shape go through the schedule together; those of another shape (the last of an
-uneven batch) go through it in a pass of their own, and the gradients add up.
+The shapes between stages are computed on the blueprint, so torch need not exchange them by pickle.
+Consecutive micro-batches of equal shape make one pass through a schedule. A micro-batch of another
+shape (often the last one) makes its own pass. The gradients of all passes are added.
 
 References:
     Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019.
@@ -30,14 +30,15 @@ Shape = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Loss = Callable[[Any, Any], Tensor]
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 CPU = torch.device("cpu")
-MAX_SCHEDULES = 4  # of different shapes, whose buffers stay allocated
+MAX_SCHEDULES = 4  # kept for reuse, one for each input shape; their buffers stay allocated
 
 
 class Pipeline:
-    """Runs this rank's stage of a pipeline, together with the other stages of its replica.
+    """Runs this rank's stage of a pipeline; all stages of a replica must make the same calls.
 
-    ``schedule`` is ``1f1b`` (a stage stores at most n activations) or ``gpipe`` (all forwards
-    first). The gradients are the same. Fewer micro-batches than stages always use gpipe.
+    ``schedule`` is ``1f1b`` (of n stages, each stores the activations of at most n micro-batches)
+    or ``gpipe`` (all forwards first). Both compute the same gradients. gpipe is always used if
+    there are fewer micro-batches than stages.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Pipeline:
         self.index, self.count = mesh["pp"].get_local_rank(), mesh["pp"].size()
         on_cuda = mesh.device_type == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else CPU
-        self._schedules: dict[Any, _Prepared] = {}
+        self._schedules: dict[Any, _PreparedSchedule] = {}
 
     @property
     def is_last(self) -> bool:
@@ -63,24 +64,26 @@ class Pipeline:
         *,
         weights: Sequence[float] | None = None,
     ) -> Tensor:
-        """Run forward and backward of all micro-batches, and add to the gradients.
+        """Run forward and backward of all micro-batches, and add to the parameters' gradients.
 
         Args:
-            micro_batches: inputs, the same on all stages, which need their shapes.
-            targets: one for each micro-batch, of any type; used on the last stage.
-            loss_fn: (output, target) -> scalar, the mean over its samples.
-            weights: factor of each loss; by default its share of the samples.
+            micro_batches: the inputs, equal on every stage, because each stage needs their shapes.
+            targets: one for each micro-batch, of any type; only the last stage uses them.
+            loss_fn: (output, target) -> scalar tensor, the mean over the samples.
+            weights: a factor for each loss; the default is the micro-batch's share of the samples.
 
         Returns:
             The weighted sum of the losses, in float64, the same on every stage.
         """
-        inputs = [as_activations(micro) for micro in micro_batches]
+        inputs = [as_activations(micro, "an input") for micro in micro_batches]
         samples = [len(micro[0]) for micro in inputs]
         factors = [n / sum(samples) for n in samples] if weights is None else list(weights)
         targets = list(targets)
         if not len(inputs) == len(targets) == len(factors) > 0:
             counts = f"{len(inputs)} micro-batches, {len(targets)} targets, {len(factors)} weights"
-            raise BadArgument("forward_backward", f"{counts}; give as many of each, at least one")
+            raise BadArgument(
+                "forward_backward", f"got {counts}; give as many of each, at least one"
+            )
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for part in self._passes([_shape(micro) for micro in inputs]):
             prepared = self._prepared(inputs[part])
@@ -92,8 +95,8 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, inputs: Tensor | Activations) -> Any:
-        """Return the output of the whole model, on every stage; for evaluation."""
-        values = as_activations(inputs)
+        """Return the output of the whole model on every stage, without gradients."""
+        values = as_activations(inputs, "an input")
         layouts = self.blueprint.activations(values)
         self._set_dtypes(layouts[self.index + 1])
         if self.index > 0:
@@ -111,9 +114,9 @@ class Pipeline:
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _passes(self, shapes: list[Shape]) -> list[slice]:
-        """Return slices of micro-batches of equal shape.
+        """Return slices of consecutive micro-batches with equal shapes; each slice is one pass.
 
-        ZeRO shards gather each other's parameters in every pass, so they agree on the slices.
+        ZeRO shards gather parameters together in every pass, so all shards use equal slices.
         """
         new = [i == 0 or shape != shapes[i - 1] for i, shape in enumerate(shapes)]
         if self.shards.size() > 1:
@@ -121,8 +124,8 @@ class Pipeline:
             dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self.shards.get_group())
             if (most := int(counts[0])) != (least := -int(counts[1])):
                 raise LayoutMismatch(
-                    f"shards of one replica have {least} to {most} micro-batches: because each"
-                    f" gathers the others' parameters; instead: as many on every rank"
+                    f"the shards of one replica have {least} to {most} micro-batches, but they"
+                    f" gather parameters together; instead: give every rank the same number"
                 )
             starts = torch.tensor(new, dtype=torch.int64, device=self.device)
             dist.all_reduce(starts, op=dist.ReduceOp.MAX, group=self.shards.get_group())
@@ -132,7 +135,7 @@ class Pipeline:
 
     def _run(self, schedule: Any, inputs: list[Activations]) -> Tensor:
         whole = [torch.cat(parts) for parts in zip(*inputs, strict=True)] if not self.index else []
-        # torch takes targets as one tensor; real ones may be of any type, so it gets their indices
+        # torch wants a tensor of targets; ours may be of any type, so it gets their indices
         target = torch.arange(len(inputs)) if self.is_last else None
         losses: list[Tensor] = []
         schedule.step(*whole, target=target, losses=losses, return_outputs=False)
@@ -140,23 +143,23 @@ class Pipeline:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([loss.detach() for loss in losses]).sum().double()
 
-    def _prepared(self, inputs: list[Activations]) -> _Prepared:
+    def _prepared(self, inputs: list[Activations]) -> _PreparedSchedule:
         key = (_shape(inputs[0]), len(inputs))
         if key not in self._schedules:
-            if len(self._schedules) == MAX_SCHEDULES:  # all stages see equal shapes: all drop this
+            if len(self._schedules) == MAX_SCHEDULES:  # all stages drop the same one
                 self._schedules.pop(next(iter(self._schedules)))
             self._schedules[key] = self._build(inputs[0], count=len(inputs))
         self._set_dtypes(self._schedules[key].outputs)
         return self._schedules[key]
 
-    def _build(self, example: Activations, *, count: int) -> _Prepared:
+    def _build(self, example: Activations, *, count: int) -> _PreparedSchedule:
         inputs, outputs = self.blueprint.activations(example)[self.index : self.index + 2]
         stage = PipelineStage(
             self.stage, self.index, self.count, self.device, inputs, outputs, group=self.group
         )
         loss = _Loss()
         kind = SCHEDULES["gpipe" if count < self.count else self.schedule]
-        return _Prepared(kind(stage, count, loss_fn=loss, scale_grads=False), loss, outputs)
+        return _PreparedSchedule(kind(stage, count, loss_fn=loss, scale_grads=False), loss, outputs)
 
     def _set_dtypes(self, outputs: Activations) -> None:
         self.stage.dtypes = tuple(t.dtype for t in outputs)
@@ -166,18 +169,18 @@ class Pipeline:
 
 
 class _Loss:
-    """The loss function of torch's schedule: looks up target and weight of a micro-batch."""
+    """The loss function for torch's schedule, which passes the index of a target as the target."""
 
     def set(self, loss_fn: Loss, targets: list[Any], weights: list[float]) -> None:
-        """Set loss function, targets and weights of the next pass."""
+        """Set the loss function, targets and weights of the next pass."""
         self.loss_fn, self.targets, self.weights = loss_fn, targets, weights
 
-    def __call__(self, output: Any, number: Tensor) -> Tensor:
-        i = int(number)
+    def __call__(self, output: Any, index: Tensor) -> Tensor:
+        i = int(index)
         return self.loss_fn(output, self.targets[i]) * self.weights[i]
 
 
-class _Prepared(NamedTuple):
+class _PreparedSchedule(NamedTuple):
     schedule: Any
     loss: _Loss
     outputs: Activations  # of this stage, as meta tensors
@@ -185,10 +188,10 @@ class _Prepared(NamedTuple):
 
 @contextmanager
 def _accumulated(module: nn.Module) -> Iterator[None]:
-    """Add the gradients of a pass to those before it; a pass that fails adds nothing.
+    """Add the gradients of the block to the existing ones; if it raises, the old ones stay.
 
-    In the first pass of a schedule torch drops FSDP2's gradients. They are set aside in every pass,
-    so that sums round alike whether a schedule is new (after a restart) or not.
+    torch clears FSDP2's gradients in the first pass of a new schedule. The old gradients are put
+    aside in every pass, so that the sums are rounded equally with a new and a reused schedule.
     """
     before = [(p, p.grad) for p in module.parameters() if p.grad is not None]
     for parameter, _ in before:
@@ -203,5 +206,5 @@ def _accumulated(module: nn.Module) -> Iterator[None]:
             parameter.grad = grad
 
 
-def _shape(passed: Activations) -> Shape:
-    return tuple((tuple(t.shape), t.dtype) for t in passed)
+def _shape(tensors: Activations) -> Shape:
+    return tuple((tuple(t.shape), t.dtype) for t in tensors)

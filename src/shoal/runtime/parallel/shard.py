@@ -1,7 +1,7 @@
-"""``shard=n``: parameters, gradients and optimizer state sharded over n ranks, by FSDP2 (ZeRO-3).
+"""Shard parameters, gradients and optimizer state with FSDP2 (ZeRO-3), for ``shard(n)``.
 
-Each rank computes on its own samples. FSDP2 gathers a block's parameters before they are used, and
-leaves every rank its part of the mean gradient.
+Each rank computes on its own samples. FSDP2 gathers the parameters of a block before they are used,
+and reduce-scatters the gradients, so each rank gets its part of the mean gradient.
 
 References:
     Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020.
@@ -21,17 +21,17 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def apply(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard each block of ``model`` and then the rest, in place."""
+    """Shard each block of ``model``, then its other parameters, in place."""
     for block in list(blocks(model)):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Return the modules that are gathered as one: members of the outermost lists and sequences.
+    """Yield the modules that FSDP2 gathers one by one: the members of the outermost containers.
 
-    A member that shares a parameter with the rest of the model is left to the root, since two
-    gathers would make two versions of that parameter.
+    A member that shares a parameter with another module is not yielded. It is gathered with the
+    root, because two gathers would make two versions of that parameter.
     """
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for block in _members(model):

@@ -1,7 +1,7 @@
-"""``pipe=n``: the submodules of each pipeline stage, and the activations between stages.
+"""Split a model into pipeline stages, for ``pipe(n)``.
 
-The parameters of a stage have the same names as in the whole model, so optimizer groups, residuals
-and checkpoints mean the same on every rank.
+The parameters of a stage keep the names that they have in the whole model. So optimizer groups,
+compression residuals and checkpoints use the same parameter names on every rank.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from torch import Tensor, nn
 from shoal.errors import UsageError
 
 Stages = list[list[str]]
-Activations = tuple[Tensor, ...]  # from one submodule to the next
+Activations = tuple[Tensor, ...]  # the outputs of one submodule and inputs of the next
 
 
 def stages(model: nn.Module, n: int) -> Stages:
-    """Return the names of the submodules that each of ``n`` stages applies in turn."""
+    """Return, for each of ``n`` stages, the names of its submodules in the order of their calls."""
     if callable(declared := getattr(model, "pipe_stages", None)):
         names = cast(Stages, declared(n))
     elif isinstance(model, nn.Sequential):
         names = _balanced(model, n)
     else:
         raise UsageError(
-            f"pipe({n}): because {type(model).__name__} does not say where it may be cut; instead:"
-            f" give it a method pipe_stages(n) -> [[submodule, ...], ...] (see shoal.models), make"
-            f" it an nn.Sequential, or use shard({n}), which needs neither"
+            f"pipe({n}) cannot split {type(model).__name__}, because it does not define its stages;"
+            f" instead: give it a method pipe_stages(n) -> [[submodule, ...], ...] (see"
+            f" shoal.models), make it an nn.Sequential, or use shard({n}), which needs neither"
         )
     if len(names) != n or not all(names):
+        empty = sum(not submodules for submodules in names)
         raise UsageError(
-            f"pipe({n}): because pipe_stages({n}) of {type(model).__name__} returned"
-            f" {sum(map(bool, names))} stages with submodules in them; instead: return {n}"
+            f"pipe({n}) cannot split {type(model).__name__}, because its pipe_stages({n}) returned"
+            f" {len(names)} stages, {empty} of them empty; instead: return {n}, none of them empty"
         )
-    _check_owned(model, names)
+    _check_stages(model, names)
     return names
 
 
 def stage_of(name: str, stages: Stages) -> int | None:
-    """Return the stage of a parameter or buffer; None if it is in no stage."""
+    """Return the index of the stage that holds a parameter or buffer; None if no stage does."""
     for index, submodules in enumerate(stages):
         if any(name.startswith(f"{submodule}.") for submodule in submodules):
             return index
@@ -49,10 +50,11 @@ def stage_of(name: str, stages: Stages) -> int | None:
 
 
 class Stage(nn.Module):
-    """The submodules of one stage, with the names of the whole model, applied in turn.
+    """Calls the submodules of one stage in turn; they keep their names in the whole model.
 
-    Takes ``model`` apart. ``dtypes`` are those that the next stage expects: under autocast a
-    submodule may return others.
+    Deletes all other submodules of ``model`` in place, so the caller can no longer use it. If
+    ``dtypes`` is set, outputs are cast to it: the next stage expects these dtypes, and under
+    autocast a submodule may return others.
     """
 
     def __init__(self, model: nn.Module, submodules: Sequence[str]) -> None:
@@ -73,10 +75,10 @@ class Stage(nn.Module):
 
 
 class Blueprint:
-    """The whole model on the meta device: computes the shapes of activations between stages."""
+    """A copy of the whole model on the meta device, to compute shapes between stages."""
 
     def __init__(self, model: nn.Module, stages: Stages) -> None:
-        # with meta tensors in the memo, deepcopy does not copy the real ones
+        # deepcopy uses the meta tensors in the memo, and does not copy the real ones
         memo: dict[int, Any] = {}
         for p in model.parameters():
             memo[id(p)] = nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
@@ -85,7 +87,7 @@ class Blueprint:
         self.stages = stages
 
     def activations(self, inputs: Activations) -> list[Activations]:
-        """Return the inputs of the first stage, then the outputs of each, as meta tensors."""
+        """Return the inputs of the first stage, then the outputs of each stage, as meta tensors."""
         values: Activations = tuple(t.detach().to("meta") for t in inputs)
         result = [values]
         with torch.enable_grad():
@@ -97,46 +99,49 @@ class Blueprint:
         return result
 
 
-def as_activations(value: Any) -> Activations:
-    """Return one tensor or several as a tuple; refuse what cannot be sent to the next stage."""
+def as_activations(value: Any, label: str = "the output of a submodule") -> Activations:
+    """Return a tensor or a tuple of tensors as a tuple; raise an error for any other value."""
     values = value if isinstance(value, tuple) else (value,)
-    if not all(isinstance(t, Tensor) for t in values):
+    wrong_types = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
+    if wrong_types:
         raise UsageError(
-            f"pipe: because a submodule of a stage returned {type(value).__name__}, and stages"
-            f" exchange tensors only; instead: return a tensor or a tuple of tensors"
+            f"pipe: {label} contains a {wrong_types[0]}, but stages exchange only tensors; instead:"
+            f" use a tensor or a tuple of tensors"
         )
     return values
 
 
-def _check_owned(model: nn.Module, stages: Stages) -> None:
-    """Check that every parameter and buffer is in exactly one stage."""
+def _check_stages(model: nn.Module, stages: Stages) -> None:
+    """Raise if a parameter or saved buffer is in no stage, or tied ones are in different stages."""
     owner: dict[int, tuple[int, str]] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         stage = stage_of(name, stages)
         if stage is None:
             raise UsageError(
-                f"pipe({len(stages)}): because {name} is in no submodule of any stage; instead:"
-                f" move it into one, and name that in pipe_stages"
+                f"pipe({len(stages)}) cannot split this model, because {name} is in no stage;"
+                f" instead: list its submodule in pipe_stages (a parameter of the model itself must"
+                f" first move into a submodule)"
             )
         first_stage, first = owner.setdefault(id(value), (stage, name))
         if first_stage != stage:
             raise UsageError(
-                f"pipe({len(stages)}): because {first} (stage {first_stage}) and {name} (stage"
-                f" {stage}) are one tied parameter, which cannot be on two stages; instead: untie"
-                f" them (tied=False in shoal's GPT), or use shard({len(stages)})"
+                f"pipe({len(stages)}) cannot split this model, because {first} (stage"
+                f" {first_stage}) and {name} (stage {stage}) are one tied parameter, which cannot"
+                f" be on two stages; instead: untie them (tied=False in shoal's GPT), or use"
+                f" shard({len(stages)})"
             )
 
 
 def _balanced(model: nn.Sequential, n: int) -> Stages:
-    """Split a chain into stages with about equal numbers of parameters, and none without any."""
+    """Split an nn.Sequential into n stages with about equal numbers of parameters, none empty."""
     sizes = {name: sum(p.numel() for p in m.parameters()) for name, m in model.named_children()}
-    weighted = [name for name, size in sizes.items() if size]
-    if len(weighted) < n:
+    with_parameters = [name for name, size in sizes.items() if size]
+    if len(with_parameters) < n:
         raise UsageError(
-            f"pipe({n}): because only {len(weighted)} of this model's submodules have parameters,"
-            f" fewer than stages; instead: pipe({max(1, len(weighted))}) or less"
+            f"pipe({n}) needs {n} submodules with parameters, but this model has only"
+            f" {len(with_parameters)}; instead: use at most pipe({max(1, len(with_parameters))})"
         )
-    starts = {weighted[i] for i in _starts([sizes[name] for name in weighted], n)}
+    starts = {with_parameters[i] for i in _starts([sizes[name] for name in with_parameters], n)}
     result: Stages = [[]]
     for name in sizes:
         if name in starts:
@@ -146,18 +151,18 @@ def _balanced(model: nn.Sequential, n: int) -> Stages:
 
 
 def _starts(sizes: Sequence[int], n: int) -> list[int]:
-    """Return where stages 1 .. n-1 begin: nearest to equal shares, with no stage empty."""
+    """Return the indices at which stages 1 .. n-1 begin, so that all stages have similar sizes."""
     total, before = sum(sizes), [sum(sizes[:i]) for i in range(len(sizes))]
     starts: list[int] = []
     for stage in range(1, n):
         low = starts[-1] + 1 if starts else 1
-        room = range(low, len(sizes) - (n - 1 - stage))
-        starts.append(min(room, key=lambda i: abs(before[i] - total * stage / n)))
+        candidates = range(low, len(sizes) - (n - 1 - stage))
+        starts.append(min(candidates, key=lambda i: abs(before[i] - total * stage / n)))
     return starts
 
 
 def _prune(module: nn.Module, submodules: Iterable[str]) -> None:
-    """Delete every submodule that is not in ``submodules``; the names of the others stay."""
+    """Delete, in place, every submodule that neither is nor contains one of ``submodules``."""
     for name, child in list(module.named_children()):
         if name in submodules:
             continue

@@ -1,8 +1,9 @@
-"""``tensor=n``: linear layers split by columns and rows, as the model's plan says.
+"""Split linear layers by columns or rows, for ``tensor(n)``, as the model's tensor plan says.
 
 Parameters that no pattern names (norms, positions) stay whole on each tensor rank. Their gradients
-are equal on all of them, because activations between a row and the next column are whole. Dropout
-on these activations must draw equal numbers: seed all tensor ranks of a replica alike.
+are equal on all tensor ranks, because the activations after a row layer and before the next column
+layer are whole. Dropout on these activations must draw equal random numbers: give all tensor ranks
+of a replica the same seed.
 
 References:
     Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019, section 3.
@@ -27,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 
 from shoal.errors import UnknownName, UsageError
 
-# Hugging Face's names of the styles
+# Hugging Face's names for the styles
 ALIASES = {
     "colwise": "column",
     "rowwise": "row",
@@ -44,17 +45,17 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 def plan(model: nn.Module, n: int) -> dict[str, str]:
-    """Return the style of each module that the model's plan names; check that it can be split."""
+    """Return the style of each module in the model's plan; raise if a module cannot be split."""
     styles: dict[str, str] = {}
-    for pattern, word in _declared_plan(model, n).items():
-        style = ALIASES.get(word, word)
+    for pattern, style_name in _declared_plan(model, n).items():
+        style = ALIASES.get(style_name, style_name)
         if style not in STYLES:
-            raise UnknownName("tensor style", word, STYLES)
+            raise UnknownName("tensor style", style_name, STYLES)
         names = [name for name, _ in model.named_modules() if _matches(name, pattern)]
         if not names:
             raise UsageError(
-                f"tensor({n}): because the plan of {type(model).__name__} names {pattern!r} and no"
-                f" module is called so; instead: a pattern that matches one"
+                f"tensor({n}) cannot split {type(model).__name__}, because {pattern!r} in its plan"
+                f" matches no module; instead: use a pattern that matches one"
             )
         styles |= dict.fromkeys(names, style)
     for name, style in styles.items():
@@ -63,9 +64,9 @@ def plan(model: nn.Module, n: int) -> dict[str, str]:
 
 
 def apply(model: nn.Module, styles: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Replace the weights of the named modules by this rank's part, in place.
+    """Replace the parameters of the named modules by this rank's part, in place.
 
-    All ranks must have equal weights before: each splits its own copy, and none is sent.
+    All ranks must have equal parameters before: each rank splits its own copy and sends nothing.
     """
     aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -84,7 +85,7 @@ def _declared_plan(model: nn.Module, n: int) -> Mapping[str, str]:
         _check_heads(model, n)
         return cast("Mapping[str, str]", declared)
     raise UsageError(
-        f"tensor({n}): because {type(model).__name__} does not say how its layers may be cut;"
+        f"tensor({n}) cannot split {type(model).__name__}, because it has no tensor plan;"
         f" instead: give it a method tensor_plan(n) -> {{module name: {' | '.join(STYLES)}}}"
         f" (see shoal.models), or use shard({n}), which needs no plan"
     )
@@ -96,13 +97,13 @@ def _check_heads(model: nn.Module, n: int) -> None:
         heads = getattr(config, field, None) or 0
         if heads % n:
             raise UsageError(
-                f"tensor({n}): because {field}={heads} does not divide by {n}; instead: a tensor"
-                f" degree that divides it, or shard({n})"
+                f"tensor({n}) cannot split this model, because {field}={heads} is not divisible by"
+                f" {n}; instead: use a degree that divides it, or shard({n})"
             )
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern, in which ``*`` is one part of a name, matches; compares part by part."""
+    """Whether a module's name matches a pattern; ``*`` never matches a dot."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
@@ -111,27 +112,29 @@ def _check(name: str, module: nn.Module, *, style: str, n: int) -> None:
     expected = nn.Embedding if style == "vocab" else nn.Linear
     if not isinstance(module, expected):
         raise UsageError(
-            f"tensor({n}): because {style!r} cuts {expected.__name__} and {name} is"
-            f" {type(module).__name__}; instead: leave it out of the plan"
+            f"tensor({n}) cannot split {name}, because the style {style!r} needs an"
+            f" nn.{expected.__name__}, and it is a {type(module).__name__}; instead: leave it"
+            f" out of the plan"
         )
     sizes = {"column": "out_features", "row": "in_features"}
     size = getattr(module, sizes[style]) if style in sizes else 0
     if size % n:
         raise UsageError(
-            f"tensor({n}): because the {size} {sizes[style]} of {name} do not divide by {n};"
-            f" instead: a width that does, or another degree"
+            f"tensor({n}) cannot split {name}, because its {sizes[style]}={size} is not divisible"
+            f" by {n}; instead: use another width or another degree"
         )
 
 
 def _tie(model: nn.Module, first: str, others: list[str]) -> None:
-    """Make the other names of a tied parameter refer to its new tensor again."""
+    """Register the new tensor of a tied parameter under its other names, too."""
     parameter = model.get_parameter(first)
     for name in others:
         layouts = [getattr(p, "placements", None) for p in (parameter, model.get_parameter(name))]
         if layouts[0] != layouts[1]:
             raise UsageError(
-                f"tensor: because {first} and {name} are one parameter that the plan cuts in two"
-                f" ways; instead: styles that cut it alike (vocab and gathered), or untie them"
+                f"tensor cannot split {first} and {name}, because they are one tied parameter that"
+                f" the plan splits in two ways; instead: use styles that split it alike (vocab and"
+                f" gathered), or untie them"
             )
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_parameter(leaf, parameter)

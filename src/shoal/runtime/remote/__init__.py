@@ -1,1 +1,1 @@
-"""Services that workers reach over TCP sockets: parameter servers, and the peers of AD-PSGD."""
+"""Parameter servers, and the pairwise averaging of AD-PSGD, over TCP sockets."""

@@ -1,4 +1,4 @@
-"""Connections between processes of a run, whose addresses are in torch's TCPStore."""
+"""Connect processes of a run over TCP; they publish their addresses in torch's TCPStore."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shoal.runtime.world.interfaces import own_address
 from shoal.runtime.world.world import World
 from shoal.wire.channel import Channel, Hello, accept_loop, connect, listen
 
-JOIN_SECONDS = 120.0
+JOIN_SECONDS = 120.0  # how long to wait until an address is published
 POLL_SECONDS = 0.02
 
 
 def store_of(world: World) -> Store:
-    """Return torch's key-value store; raise PeerLost if this process has none."""
+    """Return the TCPStore of the run; raise PeerLost if this process has none."""
     if world.store is None:
-        raise PeerLost("this process has no TCPStore, through which workers find each other")
+        raise PeerLost("this process has no TCPStore, through which it could find other processes")
     return world.store
 
 
 def serve_clients(world: World, key: str, handle: Callable[[Channel, int], None]) -> socket.socket:
-    """Listen, publish the address under ``key``, and handle each client in a thread of its own."""
+    """Publish a listening socket under ``key``; a thread calls ``handle`` for each client."""
     local = world.env.local_size >= world.env.workers
     listener = listen(local)
     host = "127.0.0.1" if local else own_address(os.environ.get("MASTER_ADDR", ""))
@@ -39,10 +39,10 @@ def serve_clients(world: World, key: str, handle: Callable[[Channel, int], None]
 
 
 def connect_to(world: World, key: str, peer: str) -> Channel:
-    """Wait until an address is published under ``key``, and connect to it."""
+    """Connect to the address under ``key``, once published; errors name the ``peer``."""
     store = store_of(world)
     if world.missing_keys(store, [key], JOIN_SECONDS):
-        raise ExchangeTimeout(f"{key} did not publish its address within {JOIN_SECONDS:g} s")
+        raise ExchangeTimeout(f"{peer} did not publish its address within {JOIN_SECONDS:g} s")
     host, _, port = store.get(key).decode().rpartition(":")
     hello = Hello(world.env.token, world.env.generation, world.rank)
     return connect(host, int(port), hello=hello, peer=peer, seconds=world.seconds)

@@ -1,9 +1,9 @@
-"""A worker's side of parameter servers: start them, connect, copy their state, disconnect.
+"""The worker's side of parameter servers: start them, connect, copy their state, disconnect.
 
-With bsp the servers only sum. With ssp and asp they have the model and the only optimizer that
-steps; each has the state of the parameters that live there. A checkpoint merges these into one
-optimizer state, the same as a worker's own would be, so that a run can go on with another number of
-servers, or with none.
+With bsp the servers only average. With ssp and asp they hold the model, and only their optimizers
+take steps; each server holds the optimizer state of its share of the parameters. A checkpoint
+merges these states into one, in the form of a single optimizer's state, so that a run can be
+resumed with another number of servers, or with none.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from shoal.wire.server import ServerWire, hyper_parameters
 
 
 def start_servers(world: World, servers: int) -> None:
-    """Start the servers as child processes of the ranks, unless a launcher started them."""
+    """Start this rank's share of the servers, unless a launcher did; every rank must call it."""
     if world.env.servers not in (0, servers):
         raise UsageError(
             f"the launcher started {world.env.servers} servers, but the script's strategy has "
-            f"{servers}: give --strategy and the script the same strategy, or leave one out"
+            f"{servers}; use the same strategy in --strategy and in the script, or leave one out"
         )
     if world.env.servers or world.size == 1:
         return
@@ -62,16 +62,16 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         child.kill()
 
 
-def served(
+def connect_to_servers(
     source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
 ) -> ServerWire:
-    """Connect to the servers of a strategy and return the wire; rank 0 sends the initial model."""
+    """Return a wire to all servers; with ssp and asp, rank 0 also sends them the initial model."""
     world, strategy = context.world, context.strategy
-    # a server runs the script up to its first distribute, and serves that run only
+    # a server runs the script up to its first distribute, and serves only that run
     if world.store is not None and world.store.add(f"served/{world.rank}", 1) > 1:
         raise UsageError(
-            "a second run with parameter_server in one process: its servers serve one run only; "
-            "start the script anew, or use all_reduce for one of them"
+            "this process has already had a run with parameter_server, and its servers serve only "
+            "one; put the second run into another script, or use all_reduce for it"
         )
     servers = range(strategy.coordination.servers)
     parameters = source.trainable()
@@ -84,15 +84,15 @@ def served(
     )
     if world.rank == 0 and not strategy.synchrony.waits:
         wire.begin({name: t.detach() for name, t in parameters.items()})
-    # a process that ends without closing its run still leaves, or the servers would call it lost
+    # leave even if the script does not close its run: servers take a broken connection as a failure
     Finalize(None, wire.leave, exitpriority=20)
     return wire
 
 
-def fetch(wire: ServerWire, own: State) -> State:
+def fetch_state(wire: ServerWire, own: State) -> State:
     """Return the servers' optimizer state, with the hyper-parameters of ``own``.
 
-    Schedulers change hyper-parameters on the workers, so the workers' are the current ones.
+    Learning-rate schedulers run on the workers, so the workers have the current hyper-parameters.
     """
     merged: dict[str, Any] = {}
     extra: dict[str, Any] = {}
@@ -104,8 +104,8 @@ def fetch(wire: ServerWire, own: State) -> State:
     return {**own, "state": {name: merged[name] for name in sorted(merged)}, "extra": extra}
 
 
-def give(wire: ServerWire, model: Mapping[str, Tensor], state: State) -> None:
-    """Send model and optimizer state to the servers; one worker does, while none pushes."""
+def send_state(wire: ServerWire, model: Mapping[str, Tensor], state: State) -> None:
+    """Replace the servers' model and state. One worker calls it, while no worker pushes."""
     wire.begin(model)
     bodies = []
     for server in range(wire.servers):
@@ -117,7 +117,7 @@ def give(wire: ServerWire, model: Mapping[str, Tensor], state: State) -> None:
 
 @torch.no_grad()
 def pull(wire: ServerWire, source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
-    """Copy the servers' model into this worker's parameters, and return these."""
+    """Copy the servers' model into this worker's parameters in place; return the parameters."""
     parameters = source.trainable()
     for name, value in wire.pull().items():
         parameters[name].copy_(value)
@@ -127,17 +127,17 @@ def pull(wire: ServerWire, source: ReplicatedModel | ShardedModel) -> dict[str, 
 def take_over(
     wire: ServerWire, source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Copy model and optimizer state from the servers before they shut down."""
+    """Copy the servers' model and optimizer state into this worker's, before the servers end."""
     pull(wire, source)
     parameters = parameters_of(source)
-    load_optimizer(optimizer, parameters, fetch(wire, optimizer_state(optimizer, parameters)))
+    load_optimizer(optimizer, parameters, fetch_state(wire, optimizer_state(optimizer, parameters)))
 
 
-def await_all(wire: ServerWire, context: RunContext) -> None:
+def wait_for_pushes(wire: ServerWire, context: RunContext) -> None:
     """Wait until every worker has made its last push.
 
-    A worker that took fewer steps pushes empty messages meanwhile, so that its clock advances and
-    ssp does not hold the others back.
+    With ssp this worker pushes empty messages meanwhile, so that its step count rises and the
+    servers do not make the others wait for it.
     """
     world, store = context.world, store_of(context.world)
     store.set(f"served-done/{world.rank}", "1")
@@ -146,9 +146,9 @@ def await_all(wire: ServerWire, context: RunContext) -> None:
         world.raise_if_failed()
         if time.monotonic() > end:
             raise ExchangeTimeout(
-                f"the end of the run: rank {', '.join(map(str, training))} still trained "
-                f"{world.seconds:g} s after rank {world.rank} was done; does every rank close its "
-                "run? a larger --timeout waits longer"
+                f"rank {', '.join(map(str, training))} did not end its run within "
+                f"{world.seconds:g} s after rank {world.rank}; close the run on every rank, "
+                "or use a larger --timeout"
             )
         if not context.strategy.synchrony.free:
             wire.ask(Push({})).wait()

@@ -1,6 +1,6 @@
-"""What a server of ssp and asp has: the model, its optimizer, and the workers' clocks.
+"""The state of a server for ssp and asp: the model, its optimizer, and the workers' step counts.
 
-No sockets and no threads here, so that it is tested and simulated as it is.
+This module uses no sockets and no threads, so that tests and the simulator can use it directly.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from shoal.runtime.step.buffers import real
 
 
 class Clocks:
-    """The number of steps of each worker; a worker may be ``bound`` ahead of the slowest."""
+    """Counts the steps of each worker; a worker may be ``bound`` steps ahead of the slowest."""
 
     def __init__(self, workers: Sequence[int], bound: float) -> None:
-        self.at, self.bound = dict.fromkeys(workers, 0), bound
+        self.steps, self.bound = dict.fromkeys(workers, 0), bound
 
     def tick(self, worker: int) -> None:
-        """Count a step of a worker."""
-        self.at[worker] += 1
+        """Count one more step of a worker."""
+        self.steps[worker] += 1
 
     def leave(self, worker: int) -> None:
-        """Remove a worker, so that no other waits for it."""
-        self.at.pop(worker, None)
+        """Remove a worker that has left, so that no other worker waits for it."""
+        self.steps.pop(worker, None)
 
     def may_go(self, worker: int) -> bool:
-        """Whether a worker may start its next step (SSP: c - min c_j <= bound)."""
-        return worker not in self.at or self.at[worker] - min(self.at.values()) <= self.bound
+        """Whether a worker is at most ``bound`` steps ahead, so that it may start its next step."""
+        slowest = min(self.steps.values(), default=0)
+        return worker not in self.steps or self.steps[worker] - slowest <= self.bound
 
 
 class ServerModel:
-    """The model on a server, and the only optimizer that updates it.
+    """The model on a server, and the optimizer that updates it.
 
-    Each push is one optimizer step with the pushed gradient divided by the number of workers, so
-    that one step of all workers moves the model as far as one step of bsp (for plain SGD). ``add``
-    is the compressor's, which decodes a message.
+    Each push makes one optimizer step with the pushed gradient divided by the number of workers.
+    With plain SGD, one push of every worker thus changes the model about as much as one bsp step.
+    ``add`` is the compressor's function that decodes a message and adds it to a tensor.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ServerModel:
         self.updates = 0
 
     def push(self, messages: Mapping[str, tuple[Tensor, ...]]) -> None:
-        """Decode a worker's messages into gradients and take one optimizer step."""
+        """Decode a worker's messages into gradients, by name, and take one optimizer step."""
         for name, message in messages.items():
             parameter = self.parameters[name]
             grad = torch.zeros_like(parameter)
@@ -62,10 +63,10 @@ class ServerModel:
         self.updates += 1
 
     def model(self) -> dict[str, Tensor]:
-        """Return the current parameters."""
+        """Return the current parameters by name, detached but not copied."""
         return {name: p.detach() for name, p in self.parameters.items()}
 
     def retune(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Set the hyper-parameters of a worker, whose scheduler may have changed them."""
-        for own, theirs in zip(self.optimizer.param_groups, groups, strict=True):
-            own.update({k: v for k, v in theirs.items() if k in own and k != "params"})
+        """Copy a worker's hyper-parameters, which its scheduler changes, to this optimizer."""
+        for own, worker_group in zip(self.optimizer.param_groups, groups, strict=True):
+            own.update({k: v for k, v in worker_group.items() if k in own and k != "params"})

@@ -1,4 +1,4 @@
-"""The wire of AD-PSGD: a worker averages with one peer at a time, and no other worker waits."""
+"""The wire of AD-PSGD: a worker averages with one peer at a time; the others do not wait."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shoal.wire.wire import Pending, Ready
 
 
 class PairWire:
-    """Averages parameters with a peer, and lets peers average with this worker.
+    """Averages this worker's parameters with a peer's, and answers peers that ask for it.
 
     ``lock`` protects the parameters. The training thread holds it while it updates them, and
-    ``ask`` releases it while it waits for the peer: two workers that ask each other at the same
-    time can then both answer, and none waits for ever::
+    ``ask`` releases it while it waits for the peer. So two workers that ask each other at the same
+    time can both answer, and there is no deadlock::
 
         training thread     [update: lock]  ask: unlock, send, wait ...  [lock: update]
         thread of a peer                     [lock: parameters = mean, reply]
@@ -40,20 +40,20 @@ class PairWire:
         self._world = world = context.world
         self._channels: dict[int, Channel] = {}
         self._clients: list[Channel] = []
-        self._lost: FaultError | None = None
+        self._error: FaultError | None = None  # of a thread; the next ask raises it
         self._left = False
-        # a prefix for the keys of this wire: a process may have several, in turn or at once
+        # each wire has its own prefix in the store: a process may make several
         self._prefix = f"pairs/{store_of(world).add(f'pairs-of/{world.rank}', 1)}"
         self._listener = serve_clients(world, f"{self._prefix}/at/{world.rank}", self._handle)
-        # a process that ends without closing its run still answers peers that go on
+        # answer peers at the end of the process even if the script does not close its run
         Finalize(None, self._leave_quietly, exitpriority=20)
 
     def ask(self, ask: Ask) -> Pending:
-        """Average with one peer. The caller holds the lock, which is released meanwhile."""
+        """Return the mean with one peer. The caller must hold ``lock``; it is released meanwhile."""
         if not isinstance(ask, Pair):
-            raise UsageError(f"{type(ask).__name__}: pairs of workers only answer Pair")
-        if self._lost is not None:
-            raise self._lost
+            raise UsageError(f"a PairWire cannot answer {type(ask).__name__}, only Pair")
+        if self._error is not None:
+            raise self._error
         self.lock.release()
         try:
             if (peer := ask.peer) not in self._channels:
@@ -65,7 +65,7 @@ class PairWire:
             self.lock.acquire()
 
     def _handle(self, channel: Channel, worker: int) -> None:
-        """Answer one peer until it leaves; the next ``ask`` raises what went wrong here."""
+        """Answer one peer until it leaves; keep an error for the next ``ask`` to raise."""
         self._clients.append(channel)
         try:
             while True:
@@ -73,11 +73,11 @@ class PairWire:
                 self._check(worker, theirs)
                 channel.send("mean", {}, self._average(theirs))
         except LayoutMismatch as error:
-            self._lost = error
+            self._error = error
         except FaultError:
             if not self._done(worker):
-                self._lost = PeerLost(f"rank {worker} is lost")
-        channel.close()  # so that a peer that waits for an answer fails at once
+                self._error = PeerLost(f"the connection to rank {worker} failed in the run")
+        channel.close()  # a peer that waits for an answer then fails at once
 
     def _check(self, worker: int, theirs: list[Tensor]) -> None:
         own_shapes = [tuple(p.shape) for p in self._parameters]
@@ -91,23 +91,23 @@ class PairWire:
 
     @torch.no_grad()
     def _average(self, theirs: list[Tensor]) -> list[Tensor]:
-        """Set the parameters to the mean with a peer's, and return the mean."""
+        """Set this worker's parameters to their mean with a peer's; return copies of them."""
         means = []
         with self.lock:
             for p, other in zip(self._parameters, theirs, strict=True):
-                value = p.data  # without autograd's version counter: a forward may be under way
+                value = p.data  # hides the change from autograd: a forward may be running
                 value.copy_((value + other.to(value)) / 2)
                 means.append(value.clone())
         return means
 
     def _done(self, worker: int) -> bool:
         store = self._world.store
-        with suppress(dist.DistError, RuntimeError):  # the process of the store may have ended
+        with suppress(dist.DistError, RuntimeError):  # the host of the store may have ended
             return store is not None and store.check([f"{self._prefix}/done/{worker}"])
         return False
 
     def leave(self) -> None:
-        """Answer peers until every worker is done, or one is lost; then disconnect."""
+        """Answer peers until all workers have left or the timeout ends; raise if one fails."""
         if self._left:
             return
         self._left = True
@@ -117,8 +117,8 @@ class PairWire:
         end = time.monotonic() + world.seconds
         while not all(map(self._done, range(world.size))) and time.monotonic() < end:
             world.raise_if_failed()
-            if self._lost is not None:
-                raise self._lost
+            if self._error is not None:
+                raise self._error
             time.sleep(POLL_SECONDS)
         self._disconnect()
 

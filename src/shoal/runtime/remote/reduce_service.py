@@ -1,7 +1,7 @@
-"""The server of bsp: workers send their contributions, and all receive the mean.
+"""The server for bsp: each worker sends a contribution, and all receive the mean.
 
-The k-th ask of every worker is round k. Contributions are added in the order of the workers, so
-that the answer is the same on every run.
+The k-th contribution of every worker belongs to round k. Contributions are added in the order of
+the ranks, so that the result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost, 
 from shoal.flow import Add, All, Ask, Gather, Mean
 from shoal.wire.channel import DTYPES
 
-Spec = list[Any]
+Spec = list[Any]  # JSON: how to combine the tensors of the workers; see describe
 
 
 def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
-    """Encode an ask as JSON, and its tensors in order."""
+    """Return how to combine the tensors of an ask, as JSON, and these tensors in order."""
     match ask:
         case Mean(tensor):
             return ["mean"], [tensor]
@@ -36,7 +36,7 @@ def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
 
 
 def answer(spec: Spec, contributions: Sequence[list[Tensor]], add: Add) -> list[Tensor]:
-    """Compute the mean of the workers' contributions; removes the tensors it reads from each."""
+    """Return the mean of the workers' contributions; removes the tensors that it reads."""
     workers = len(contributions)
     if spec[0] == "mean":
         total = contributions[0].pop(0).clone()
@@ -52,21 +52,22 @@ def answer(spec: Spec, contributions: Sequence[list[Tensor]], add: Add) -> list[
 
 
 class ReduceService:
-    """Answers each round when every worker has sent its contribution, within ``seconds``.
+    """Answers each round when every worker has sent its contribution.
 
-    ``add`` is the compressor's, which decodes a message.
+    ``add`` is the compressor's function that decodes a message and adds it to a tensor. A round
+    that takes longer than ``seconds`` fails with an ExchangeTimeout.
     """
 
     def __init__(self, workers: int, add: Add, *, seconds: float | None = None) -> None:
         self._workers, self._add, self._seconds = workers, add, seconds
         self._changed = threading.Condition()
         self._contributions: dict[int, dict[int, list[Tensor]]] = {}  # round -> worker -> tensors
-        self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}  # and the workers that have it
-        self._lost: dict[int, str] = {}  # worker -> why
+        self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}  # result, and who has read it
+        self._lost: dict[int, str] = {}  # worker -> why it is lost
         self._fault: FaultError | None = None
 
     def offer(self, worker: int, round: int, spec: Spec, tensors: list[Tensor]) -> list[Tensor]:
-        """Add a worker's contribution to a round, and wait for the answer."""
+        """Add a worker's contribution to a round, wait for the others, and return the mean."""
         with self._changed:
             contributions = self._contributions.setdefault(round, {})
             contributions[worker] = tensors
@@ -82,7 +83,7 @@ class ReduceService:
                 if self._fault is not None:
                     raise self._fault
                 absent = next(w for w in self._lost if w not in contributions)
-                raise PeerLost(f"rank {absent} {self._lost[absent]}, and the server waits for it")
+                raise PeerLost(f"rank {absent} {self._lost[absent]}, but the server needs its data")
             result, receivers = self._answers[round]
             receivers.add(worker)
             if len(receivers) == self._workers:
@@ -96,7 +97,7 @@ class ReduceService:
             self._answers[round] = (result, set())
             del self._contributions[round]
         except (RuntimeError, IndexError) as error:
-            self._fault = LayoutMismatch(f"the workers' messages cannot be added: {error}")
+            self._fault = LayoutMismatch(f"the server cannot add the workers' tensors: {error}")
         self._changed.notify_all()
 
     def _over(self, round: int) -> bool:
@@ -105,7 +106,7 @@ class ReduceService:
         return not (waits and all(w in self._contributions[round] for w in self._lost))
 
     def lose(self, worker: int, why: str = "is lost") -> None:
-        """Fail the rounds that wait for a worker that died or left."""
+        """Record that a worker died or left; all rounds that wait for it fail."""
         with self._changed:
             self._lost[worker] = why
             self._changed.notify_all()

@@ -1,7 +1,7 @@
 """A server process: it runs the user's script up to ``distribute``, then serves until all leave.
 
-With bsp it sums (:class:`ReduceService`). With ssp or asp it has the model and the optimizer
-(:class:`ServerModel`), which the script has just built: no code needs to be sent.
+With bsp it averages (:class:`ReduceService`). With ssp or asp it uses the model and the optimizer
+that the script has just built (:class:`ServerModel`), so no code is sent to it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from shoal.strategy import Strategy
 from shoal.wire.channel import Channel, Message, close_listener
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
-ENDS = ("bye", "gone")
-PATIENCE = 0.8  # of the workers' timeout: the server can then still name the missing rank to them
+ENDS = ("bye", "gone")  # kinds of messages: the worker leaves; its connection broke
+PATIENCE = 0.8  # share of the workers' timeout: the server's error must reach them earlier
 
 
 class ParameterServer:
-    """Answers workers, in two threads for each."""
+    """Answers the messages of all workers; each worker has two threads here."""
 
     def __init__(
         self, world: World, strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -47,7 +47,7 @@ class ParameterServer:
         self._changed = threading.Condition()
         self._begun = False  # rank 0 has sent the initial model
         self._connected: set[int] = set()
-        self._gone: set[int] = set()
+        self._gone: set[int] = set()  # workers that have left
         self._lost: PeerLost | None = None
         self._handlers: dict[str, Callable[[int, Message], Reply]] = {
             "ask": self._ask,
@@ -59,7 +59,7 @@ class ParameterServer:
         }
 
     def serve(self) -> None:
-        """Accept every worker once; return when all have left, or one is lost."""
+        """Serve until no worker is connected, and all have left or one is lost."""
         listener = serve_clients(self.world, f"server/{self.world.rank}", self._handle)
         with self._changed:
             self._changed.wait_for(
@@ -70,8 +70,8 @@ class ParameterServer:
     def _handle(self, channel: Channel, worker: int) -> None:
         """Answer a worker's messages one after the other, while another thread reads ahead.
 
-        A worker may send its next ask before it reads the last answer. If no thread read it
-        meanwhile, both sides could block in a send, with the buffers of the sockets full.
+        A worker may send its next message before it reads the last answer. Without the second
+        thread both sides could block in a send, when the buffers of the sockets are full.
         """
         if not self._admit(worker):
             channel.close()
@@ -89,7 +89,7 @@ class ParameterServer:
             self._changed.notify_all()
 
     def _admit(self, worker: int) -> bool:
-        """Admit a worker of this run that connects for the first time."""
+        """Return whether a rank is valid and connects for the first time; then record it."""
         with self._changed:
             known = 0 <= worker < self.workers
             if not known or worker in self._connected or worker in self._gone:
@@ -108,14 +108,14 @@ class ParameterServer:
         except FaultError:
             self.sums.lose(worker)
             with self._changed:
-                self._lost = PeerLost(f"rank {worker} is lost")
+                self._lost = PeerLost(f"the connection to rank {worker} failed in the run")
                 self._changed.notify_all()
             inbox.put(Message("gone", {}, []))
 
     def _reply(self, channel: Channel, worker: int, message: Message) -> None:
         try:
             kind, facts, tensors = self._handlers[message.kind](worker, message)
-        except Exception as error:  # any error must reach the worker, or it would wait for ever
+        except Exception as error:  # the worker must get every error, or it would wait in vain
             kind, tensors = "error", []
             facts = {"type": type(error).__name__, "text": str(error)}
         channel.send(kind, {**facts, "round": message.facts.get("round", 0)}, tensors)
@@ -149,13 +149,13 @@ class ParameterServer:
             return self._model(message.facts["names"])
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready``; raise if a worker is lost, or after the timeout."""
+        """Wait until ``ready()`` is true; raise if a worker is lost, or after the timeout."""
         seconds = PATIENCE * self.world.seconds
         self._changed.wait_for(lambda: ready() or self._lost is not None, seconds)
         if self._lost is not None:
             raise self._lost
         if not ready():
-            slowest = min(self.clocks.at, key=lambda worker: self.clocks.at[worker])
+            slowest = min(self.clocks.steps, key=lambda worker: self.clocks.steps[worker])
             raise ExchangeTimeout(f"the server waited {seconds:g} s for rank {slowest}")
 
     def _pull(self, worker: int, message: Message) -> Reply:
@@ -164,7 +164,7 @@ class ParameterServer:
             return self._model(message.facts["names"])
 
     def _state(self, worker: int, message: Message) -> Reply:
-        """Return the optimizer state of the parameters that live here, for a checkpoint."""
+        """Return a copy of this server's optimizer state, for a checkpoint."""
         with self._changed:
             state = optimizer_state(self.model.optimizer, self.parameters)
             tree, tensors = flatten(state, "optimizer")
@@ -186,7 +186,7 @@ class ParameterServer:
 def serve(
     world: World, strategy: Strategy, models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 ) -> None:
-    """Run a server until every worker has left."""
+    """Serve the first of ``models`` until every worker has left."""
     (model, optimizer), *_ = models.values()
     torch.set_num_threads(1)
     ParameterServer(world, strategy, model, optimizer).serve()

@@ -1,1 +1,1 @@
-"""Join the other ranks of a run, and detect that one of them failed."""
+"""Join the other ranks of a run, and learn when one of them fails."""

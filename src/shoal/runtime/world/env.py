@@ -1,7 +1,7 @@
-"""The environment variables by which a launcher tells a process its place in the run.
+"""Read the environment variables with which a launcher gives a process its rank.
 
-They are torchrun's (RANK, WORLD_SIZE, ...) and optional ones that start with ``SHOAL_``, so a
-script can also be started by torchrun, Slurm or any launcher that sets torchrun's variables.
+These are torchrun's variables (RANK, WORLD_SIZE, ...) and optional ones that start with ``SHOAL_``.
+So a script can also be started by torchrun, Slurm or any launcher that sets torchrun's variables.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")  # unset in the enviro
 
 @dataclass(frozen=True)
 class RankEnv:
-    """The place of one process in its run, as its environment describes it.
+    """The rank of one process and the facts about its run, read from its environment.
 
-    The defaults are those of a process that was started alone.
+    The defaults describe a process that was started without a launcher.
     """
 
-    rank: int = 0  # of a server: its index among the servers
-    size: int = 1  # processes of the same role
+    rank: int = 0  # in a server: its index among the servers
+    size: int = 1  # number of processes with the same role
     local_rank: int = 0
     local_size: int = 1
-    host: str = "127.0.0.1"
-    port: int = 0
+    host: str = "127.0.0.1"  # of the store
+    port: int = 0  # of the store
     run_id: str = "none"
-    generation: int = 0
+    generation: int = 0  # number of restarts so far
     token: str = field(default="", repr=False)
-    role: str = "worker"
+    role: str = "worker"  # or "server"
     workers: int = 1
     servers: int = 0
-    hosted: bool = False  # the launcher (ours, or torchrun's agent) hosts the store, not rank 0
+    hosted: bool = False  # the launcher (shoal run or torchrun) hosts the store, not rank 0
 
     @property
     def prefix(self) -> str:
-        """The prefix of this run's keys in the store, a new one after each restart."""
+        """The prefix of this run's keys in the store; it differs after each restart."""
         return prefix(self.run_id, self.token, self.generation)
 
     @property
@@ -70,7 +70,7 @@ class RankEnv:
 
     @property
     def key(self) -> str:
-        """The process's name in keys and file names."""
+        """The process's name in keys of the store and in file names."""
         return str(self.rank) if self.role == "worker" else f"server-{self.rank}"
 
 
@@ -85,78 +85,81 @@ def fingerprint(token: str) -> str:
 
 
 def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
-    """Read this process's place in its run; None when it was started alone."""
+    """Return the rank and the run of this process; None if no launcher started it."""
     env = os.environ if environ is None else environ
-    # A Slurm batch script itself has SLURM_PROCID, too; MASTER_ADDR tells its tasks apart.
+    # SLURM_PROCID is also set in a batch script outside srun, where MASTER_ADDR usually is not.
     slurm = all(name in env for name in ("SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR"))
     if env.get(ROLE) == "server":
-        rank, size = _whole(env, SERVER), _whole(env, SERVERS)
+        rank_name, size_name = SERVER, SERVERS
     elif "RANK" in env or "WORLD_SIZE" in env:
-        rank, size = _whole(env, "RANK"), _whole(env, "WORLD_SIZE")
+        rank_name, size_name = "RANK", "WORLD_SIZE"
     elif slurm:
-        rank, size = _whole(env, "SLURM_PROCID"), _whole(env, "SLURM_NTASKS")
+        rank_name, size_name = "SLURM_PROCID", "SLURM_NTASKS"
     else:
         return None
-    _check(rank, size, env)
-    workers = _whole(env, "WORLD_SIZE", size)
+    rank, size = _read_int(env, rank_name), _read_int(env, size_name)
+    _check(rank_name, size_name, env)
+    workers = _read_int(env, "WORLD_SIZE", size)
     return RankEnv(
         rank,
         size,
         *_local(rank, workers, env),
         host=env.get("MASTER_ADDR", "127.0.0.1"),
-        port=_whole(env, "MASTER_PORT", 0),
+        port=_read_int(env, "MASTER_PORT", 0),
         run_id=env.get(RUN_ID) or env.get("TORCHELASTIC_RUN_ID") or "none",
-        generation=_whole(env, GENERATION, _whole(env, "TORCHELASTIC_RESTART_COUNT", 0)),
+        generation=_read_int(env, GENERATION, _read_int(env, "TORCHELASTIC_RESTART_COUNT", 0)),
         token=env.get(TOKEN, ""),
         role=env.get(ROLE, "worker"),
         workers=workers,
-        servers=_whole(env, SERVERS, 0),
+        servers=_read_int(env, SERVERS, 0),
         hosted=env.get(AGENT_STORE) == "True",
     )
 
 
 def _local(rank: int, workers: int, env: Mapping[str, str]) -> tuple[int, int]:
-    """Return the local rank, 0 for a server, and the number of workers on this machine."""
-    per_node = _whole(env, "SLURM_NTASKS_PER_NODE", 1 << 30)
+    """Return the local rank (0 in a server) and the number of workers on this machine."""
+    per_node = _read_int(env, "SLURM_NTASKS_PER_NODE", 1 << 30)
     if env.get(ROLE) == "server":
-        return 0, _whole(env, "LOCAL_WORLD_SIZE", min(workers, per_node))
-    local_rank = _whole(env, "LOCAL_RANK", _whole(env, "SLURM_LOCALID", rank))
-    local_size = _whole(env, "LOCAL_WORLD_SIZE", max(local_rank + 1, min(workers, per_node)))
+        return 0, _read_int(env, "LOCAL_WORLD_SIZE", min(workers, per_node))
+    local_rank = _read_int(env, "LOCAL_RANK", _read_int(env, "SLURM_LOCALID", rank))
+    local_size = _read_int(env, "LOCAL_WORLD_SIZE", max(local_rank + 1, min(workers, per_node)))
     if not 0 <= local_rank < local_size:
         raise UsageError(
-            f"LOCAL_RANK={local_rank} but LOCAL_WORLD_SIZE={local_size}: "
-            f"local ranks run from 0 to {local_size - 1}"
+            f"LOCAL_RANK={local_rank} must lie between 0 and {local_size - 1}, "
+            f"because LOCAL_WORLD_SIZE={local_size}"
         )
     return local_rank, local_size
 
 
-def _check(rank: int, size: int, env: Mapping[str, str]) -> None:
+def _check(rank_name: str, size_name: str, env: Mapping[str, str]) -> None:
+    rank, size = _read_int(env, rank_name), _read_int(env, size_name)
     if size < 1:
-        raise UsageError(f"WORLD_SIZE={size}: there must be at least one worker")
+        raise UsageError(f"{size_name}={size}: there must be at least one process")
     if not 0 <= rank < size:
         raise UsageError(
-            f"RANK={rank} but WORLD_SIZE={size}: ranks run from 0 to {size - 1}; "
-            "this worker is one too many, or WORLD_SIZE is too small"
+            f"{rank_name}={rank} must lie between 0 and {size - 1}, because {size_name}={size}; "
+            f"start fewer processes, or set a larger {size_name}"
         )
     if size == 1 and env.get(ROLE) != "server":
         return
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not env.get(name):
             raise UsageError(
-                f"WORLD_SIZE={size} but {name} is not set: workers cannot find each other; start "
-                "the script with `shoal run` or torchrun, or set it to the address of rank 0"
+                f"{size_name}={size} but {name} is not set, so the processes cannot find "
+                "each other; start the script with `shoal run` or torchrun, or set MASTER_ADDR and "
+                "MASTER_PORT to the address and port of rank 0"
             )
-    port = _whole(env, "MASTER_PORT")
+    port = _read_int(env, "MASTER_PORT")
     if not 1 <= port <= 65535:
-        raise UsageError(f"MASTER_PORT={port}: a port lies between 1 and 65535")
+        raise UsageError(f"MASTER_PORT={port}: the port must lie in 1 .. 65535")
 
 
-def _whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Read a whole number; without a default the variable must be set."""
+def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return a variable as an int, or the default if it is unset; raise if there is neither."""
     text = env.get(name)
     if text is None or text == "":
         if default is None:
-            raise UsageError(f"{name} is not set, although other variables of a launcher are")
+            raise UsageError(f"{name} is not set, although other variables of the launcher are set")
         return default
     try:
         return int(text)
@@ -165,7 +168,7 @@ def _whole(env: Mapping[str, str], name: str, default: int | None = None) -> int
 
 
 def read_seconds(name: str, default: float, environ: Mapping[str, str] | None = None) -> float:
-    """Read a positive number of seconds from the environment."""
+    """Return the variable ``name`` as a positive number of seconds; ``default`` if it is unset."""
     text = (os.environ if environ is None else environ).get(name, "")
     if not text:
         return default
@@ -174,5 +177,5 @@ def read_seconds(name: str, default: float, environ: Mapping[str, str] | None = 
     except ValueError:
         raise UsageError(f"{name}={text!r} is not a number of seconds") from None
     if not 0 < value < float("inf"):
-        raise UsageError(f"{name}={text}: seconds must be positive and finite")
+        raise UsageError(f"{name}={text}: the seconds must be positive and finite")
     return value

@@ -1,7 +1,7 @@
-"""Replace network errors by errors that name the rank and the exchange, and report what is final.
+"""Replace network errors by errors that name the failed rank, and publish why a rank ends.
 
-torch raises "connection closed by peer" or "timed out"; :class:`ErrorContext` asks the store which
-rank failed, or which ranks are missing, and raises that instead.
+torch raises "connection closed by peer" or "timed out". :class:`ErrorContext` asks the store which
+rank failed, or which ranks do not answer, and raises an error that names them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shoal.runtime.world.failures import POSITION, Failure, RankPosition
 from shoal.runtime.world.world import World
 
 LINGER_SECONDS = 0.6
-LOST = ("connection", "by peer", "broken pipe", "socket", "gloo", "nccl")
+LOST = ("connection", "by peer", "broken pipe", "socket", "gloo", "nccl")  # in torch's messages
 LATE = ("timed out", "timeout")
 
 
 class ErrorContext:
-    """``with ErrorContext(world, step, "update"): ...`` explains the errors of an exchange."""
+    """``with ErrorContext(world, step, "update"): ...`` replaces network errors in its block."""
 
     __slots__ = ("_exchange", "_step", "_world")
 
@@ -40,16 +40,16 @@ class ErrorContext:
             better = explain(self._world, error)
             if better is not error:
                 raise better from error
-        POSITION.exchange = ""  # computing again
+        POSITION.exchange = ""  # this rank is no longer in an exchange
 
 
 def explain(world: World, error: Exception) -> Exception:
-    """Return the error to raise instead of ``error``, which may know less than the store.
+    """Return an error that says more than ``error``, from what the other ranks wrote to the store.
 
-    ``raise explain(world, error) from error``. An error that is not about a peer is returned
-    unchanged. Waits about a second at most.
+    Use it as ``raise explain(world, error) from error``. An error that is not about another rank
+    is returned unchanged. Waits about a second at most.
     """
-    # A checkpoint is written together with other ranks, so the error of an exchange may be inside.
+    # Ranks write a checkpoint together, so its error may be caused by an error of an exchange.
     cause = error.__cause__ if isinstance(error, CheckpointError) else error
     if world.watcher is None or cause is None or not _is_about_peers(cause):
         return error
@@ -57,19 +57,19 @@ def explain(world: World, error: Exception) -> Exception:
         positions = world.watcher.collect_positions()
         failure = world.watcher.fetch_failure()
     except RuntimeError:  # torch's, from the store
-        return PeerLost(f"the store is gone, and with it its host (rank 0?), while {POSITION}")
+        return PeerLost(f"the store's host has probably ended, while this rank was {POSITION}")
     if failure is not None and failure.rank != world.rank:
         better = failure.as_error()
         return error if str(better) == str(error) else better
     if isinstance(cause, PeerLost):
-        return PeerLost(f"{cause}, while {POSITION}")
+        return PeerLost(f"{cause}, while this rank was {POSITION}")
     late = isinstance(cause, ExchangeTimeout) or any(word in str(cause).lower() for word in LATE)
     blame = _blame(world, positions, late=late)
     return ExchangeTimeout(f"{blame} ({cause})") if isinstance(cause, ExchangeTimeout) else blame
 
 
 def _is_about_peers(error: BaseException) -> bool:
-    """Whether an error says that a rank is late or gone; torch's are recognised by their words."""
+    """Whether an error says that another rank is late or lost, and does not yet name the step."""
     if isinstance(error, ShoalError):
         return isinstance(error, (PeerLost, ExchangeTimeout)) and " of step " not in str(error)
     text = str(error).lower()
@@ -77,16 +77,16 @@ def _is_about_peers(error: BaseException) -> bool:
 
 
 def _blame(world: World, positions: dict[int, RankPosition], *, late: bool) -> ShoalError:
-    """Name the ranks that did not answer, or else those that are not in this exchange."""
+    """Return an error that names the ranks that did not answer, or are not in this exchange."""
     silent = [rank for rank in range(world.size) if rank not in positions]
     elsewhere = sorted(rank for rank, position in positions.items() if position != POSITION)
     where = [f"rank {rank} is {positions[rank]}" for rank in elsewhere]
     if not late:
-        who = f"{_ranks(silent)} gone" if silent else "a connection broke, although all ranks live"
-        return PeerLost("; ".join([f"{who}, while {POSITION}", *where]))
+        who = f"{_ranks(silent)} gone" if silent else "a connection broke, but all ranks still run"
+        return PeerLost("; ".join([f"{who}, while this rank was {POSITION}", *where]))
     missing = silent or elsewhere
-    who = f"{_ranks(missing)} missing" if missing else "every rank is there, but it did not end"
-    why = " (no sign of life: stopped, dead or unreachable)" if silent else ""
+    who = f"{_ranks(missing)} missing" if missing else "every rank is in this exchange"
+    why = " (no answer: suspended, dead or unreachable)" if silent else ""
     what = f"exchange {POSITION.exchange!r} of step {POSITION.step}"
     head = f"{what} did not end within {world.seconds:g} s: {who}{why}"
     return ExchangeTimeout("; ".join([head, *where]))
@@ -98,9 +98,9 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def report_failure(world: World | None, error: BaseException) -> bool:
-    """Report to the other ranks and the launcher why this rank ends; return whether it is shown.
+    """Write why this rank ends, for the other ranks and for the launcher.
 
-    ``world`` is None before this rank has joined. A launcher that reads error files shows it.
+    Returns whether the launcher will show it. ``world`` is None before this rank has joined.
     """
     rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
     failure = Failure.of(rank, error)
@@ -112,9 +112,9 @@ def report_failure(world: World | None, error: BaseException) -> bool:
 
 
 def install_excepthook(current: Callable[[], World | None]) -> None:
-    """Report an exception that ends this process to the other ranks and to the launcher.
+    """Set a ``sys.excepthook`` that reports an uncaught exception to other ranks and the launcher.
 
-    ``current`` returns the world that this process is in, if it has joined one by then.
+    ``current`` returns the world of this process, or None if it has not joined one.
     """
     before, pid = sys.excepthook, os.getpid()
 
@@ -124,9 +124,9 @@ def install_excepthook(current: Callable[[], World | None]) -> None:
         shown = interrupted and bool(os.environ.get(ERROR_FILE))
         if ours and not interrupted:
             shown = report_failure(world, error)
-        if not (ours and shown):  # else the launcher shows it, above everything else
+        if not (ours and shown):  # otherwise the launcher shows it
             before(kind, error, trace)
         if ours and world is not None and world.store is not None and world.env.hosts_store:
-            time.sleep(LINGER_SECONDS)  # until the other ranks have read the reason
+            time.sleep(LINGER_SECONDS)  # the other ranks read the reason meanwhile
 
     sys.excepthook = hook

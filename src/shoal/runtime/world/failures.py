@@ -1,14 +1,14 @@
-"""When one rank fails, the other ranks learn the reason within about a second.
+"""When one rank fails, tell the other ranks the reason within about a second.
 
-gloo tells a survivor only "connection closed by peer", or nothing until its timeout. Therefore
-every worker runs a thread with its own connection to the store, which answers even when the main
+gloo tells the other ranks only "connection closed by peer", or nothing until its timeout. Therefore
+every worker runs a thread with its own connection to the store. It answers even while the main
 thread is blocked inside an exchange:
 
 1. A rank that fails writes its :class:`Failure` to the store and sets the notify key.
-2. A rank whose exchange broke sets the notify key and writes its own position.
-3. The thread of every live rank polls the notify key four times a second, then reads the failure
-   and writes its position.
-4. The rank of step 2 reads the failure. If there is none, the ranks without a position are missing.
+2. A rank whose exchange failed writes its own position and sets the notify key.
+3. The thread of every rank polls the notify key four times a second. When it is set, the thread
+   reads the failure and writes the position of its rank.
+4. The rank of line 2 reads the failure. If there is none, it names the ranks without a position.
 
 The launcher uses this module, too, so it does not import torch.
 """
@@ -32,7 +32,7 @@ from shoal.runtime.world.env import ERROR_FILE
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-STORE_PREFIX = "alarm"  # below the run's prefix; the keys of the watchers
+STORE_PREFIX = "alarm"  # of the keys in this module; it follows the prefix of the run
 FAILURE_KEY = "failure"
 NOTIFY_KEY = "bell"
 POLL_SECONDS = 0.25
@@ -46,18 +46,18 @@ CONSEQUENCES: dict[str, type[ShoalError]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """Why one worker ended; JSON in the store and in the error file."""
+    """Why one worker ended; written as JSON to the store and to the error file."""
 
     rank: int
     type: str
     message: str
     traceback: str = ""
     exit_code: int = 1
-    seconds: float = 0.0  # on the machine's monotonic clock, to tell which rank was first
+    seconds: float = 0.0  # when it failed, on the machine's monotonic clock
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> Failure:
-        """Describe an exception that ends a rank."""
+        """Return the failure that describes an exception which ends a rank."""
         lines = _script_lines(error) if isinstance(error, UsageError) else []
         lines = lines or traceback.format_exception(type(error), error, error.__traceback__)
         tail = "".join(lines).splitlines()[-TRACEBACK_LINES:]
@@ -75,7 +75,7 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only says that another rank failed."""
+        """Whether this failure only says that another rank failed."""
         return self.type in CONSEQUENCES
 
     def same_reason(self, other: Failure | None) -> bool:
@@ -83,15 +83,15 @@ class Failure:
         return other is not None and (self.type, self.message) == (other.type, other.message)
 
     def as_error(self) -> ShoalError:
-        """Return the error that the other ranks raise; a consequence is not wrapped again."""
+        """Return the error that the other ranks raise: a PeerLost, or the same if a consequence."""
         if self.is_consequence:
             return CONSEQUENCES[self.type](self.message)
-        verb = "failed: " if self.traceback else ""  # without one, the launcher wrote the type
+        verb = "failed: " if self.traceback else ""  # without one the type is a verb, "died"
         return PeerLost(f"rank {self.rank} {verb}{self.type}: {self.message}")
 
 
 def _script_lines(error: BaseException) -> list[str]:
-    """Format the traceback down to the script's call into Shoal; empty if Shoal alone is in it."""
+    """Format the traceback without the frames in Shoal; [] if it begins inside Shoal."""
     frames = traceback.extract_tb(error.__traceback__)
     script = list(takewhile(lambda frame: not frame.filename.startswith(PACKAGE), frames))
     if not script:
@@ -101,7 +101,7 @@ def _script_lines(error: BaseException) -> list[str]:
 
 
 def write_error_file(failure: Failure) -> bool:
-    """Write the failure for the launcher, and return whether the launcher will show it."""
+    """Write the failure to the launcher's error file; return False if that is not possible."""
     if path := os.environ.get(ERROR_FILE):
         with suppress(OSError), open(path, "x", encoding="utf-8") as file:
             file.write(failure.write())
@@ -110,7 +110,7 @@ def write_error_file(failure: Failure) -> bool:
 
 
 def read_error_file(path: Path) -> Failure | None:
-    """Read the failure that a worker wrote; None if it could not write one."""
+    """Return the failure that a worker wrote to its error file; None if there is none."""
     try:
         return Failure.read(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
@@ -129,43 +129,43 @@ class RankPosition:
         return f"{activity} step {self.step}"
 
 
-# One for each process: the main thread writes it on every exchange, the watcher's thread reads it.
+# The position of this rank. Each exchange writes it; the watcher's thread reads it.
 POSITION = RankPosition()
 
 
 class FailureWatcher:
-    """The thread of one worker that reads failures and writes this rank's position.
+    """Runs the thread of one worker that reads failures and writes this rank's position.
 
-    No other thread uses ``store``, because a client handles one request at a time.
+    ``store`` must be a connection of its own: a long request of the run would block the thread.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self.rank, self.size = store, rank, size
-        self.failure: Failure | None = None  # the first of the run, as far as this rank knows
+        self.failure: Failure | None = None  # the first failure of the run, once it is known here
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shoal-failures", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; ``failure`` stays."""
+        """End the thread; ``failure`` can still be read."""
         self._stopped.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(POLL_SECONDS * 4)
 
     def publish(self, failure: Failure) -> None:
-        """Tell all ranks that this one failed; the first failure of the run wins."""
+        """Write a failure for all ranks, unless another one was written before."""
         first = self._store.compare_set(FAILURE_KEY, "", failure.write())
         self._store.set(NOTIFY_KEY, "1")
         self.failure = self.failure or Failure.read(first)
 
     def fetch_failure(self) -> Failure | None:
-        """Return the first failure of the run, read from the store now."""
+        """Return the first failure of the run; reads the store if it is not known yet."""
         if self.failure is None and self._store.check([FAILURE_KEY]):
             self.failure = Failure.read(self._store.get(FAILURE_KEY))
         return self.failure
 
     def collect_positions(self) -> dict[int, RankPosition]:
-        """Ask all ranks for their positions, until all have answered or ANSWER_SECONDS are over."""
+        """Ask all ranks for their positions; return the answers within ANSWER_SECONDS."""
         self._write_position()
         self._store.set(NOTIFY_KEY, "1")
         limit = time.monotonic() + ANSWER_SECONDS
@@ -183,7 +183,7 @@ class FailureWatcher:
         self._store.set(f"at/{self.rank}", json.dumps(asdict(POSITION)))
 
     def _watch(self) -> None:
-        # torch raises a RuntimeError when the host of the store has ended: no more will come.
+        # torch raises a RuntimeError when the host of the store has ended; the thread then ends.
         with suppress(RuntimeError):
             while not self._stopped.wait(POLL_SECONDS):
                 if self._store.check([NOTIFY_KEY]):

@@ -1,4 +1,4 @@
-"""The network addresses of this machine: which one gloo uses, and whether others can reach it.
+"""Find the network address that gloo uses, and whether other machines can reach it.
 
 Without GLOO_SOCKET_IFNAME gloo resolves this machine's host name and uses the first address that
 it can bind. Many machines resolve their name to 127.0.1.1, which no other machine can reach.
@@ -14,13 +14,13 @@ from contextlib import suppress
 
 from shoal.errors import UsageError
 
-IFNAME = "GLOO_SOCKET_IFNAME"
+IFNAME_VARIABLE = "GLOO_SOCKET_IFNAME"
 LOOPBACK_NAMES = ("lo", "lo0")
-ELSEWHERE = "192.0.2.1"  # an address reserved for documentation: it stands for another machine
+OTHER_MACHINE_ADDRESS = "192.0.2.1"  # reserved for documentation, so it is no address of ours
 
 
 def addresses(host: str) -> list[str]:
-    """Return the addresses that a host name resolves to; none if it does not resolve."""
+    """Return the IP addresses that a host name resolves to; [] if it does not resolve."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -29,7 +29,7 @@ def addresses(host: str) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach an address or the interface of this name."""
+    """Whether ``address`` is a loopback address or the name of a loopback interface."""
     if address in LOOPBACK_NAMES:
         return True
     try:
@@ -39,7 +39,7 @@ def is_loopback(address: str) -> bool:
 
 
 def can_bind(address: str) -> bool:
-    """Whether an interface of this machine that is up has this address."""
+    """Whether a socket can be bound to ``address``, which must then be one of this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -50,17 +50,17 @@ def can_bind(address: str) -> bool:
 
 
 def is_local(host: str) -> bool:
-    """Whether ``host`` is this machine."""
+    """Whether ``host`` resolves to an address of this machine."""
     return any(is_loopback(a) or can_bind(a) for a in addresses(host))
 
 
-def own_address(towards: str) -> str:
-    """Return the address by which the host ``towards`` can reach this machine; sends no packet.
+def own_address(peer_host: str) -> str:
+    """Return the address at which ``peer_host`` can reach this machine; sends no packet.
 
-    The host name of this machine often resolves to 127.0.1.1, so the kernel is asked instead
-    which address it would use for a connection.
+    The host name of this machine often resolves to 127.0.1.1. Therefore the kernel is asked which
+    address it would use for a connection to ``peer_host``.
     """
-    for host in (towards, ELSEWHERE):
+    for host in (peer_host, OTHER_MACHINE_ADDRESS):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
             address = str(probe.getsockname()[0])
@@ -70,17 +70,18 @@ def own_address(towards: str) -> str:
 
 
 def _host_name_address() -> str:
-    """Return the first usable address of this machine's host name."""
+    """Return the first address of this machine's host name that can be bound, or 127.0.0.1."""
     usable = [a for a in addresses(socket.gethostname()) if can_bind(a)]
     return usable[0] if usable else "127.0.0.1"
 
 
 def bind(
-    port: int, *, everywhere: bool, name: str = "port ", instead: str = "choose another, or use 0"
+    port: int, *, everywhere: bool, label: str = "port ", advice: str = "choose another, or use 0"
 ) -> socket.socket:
-    """Return a socket that listens on all interfaces or on loopback alone; port 0 is any free one.
+    """Return a socket that listens on ``port``; 0 means any free port.
 
-    The error message names the port by ``name`` and says what to do ``instead``.
+    It listens on all interfaces if ``everywhere``, else on 127.0.0.1 only. In the error message
+    ``label`` is the text before the port, and ``advice`` says what to do.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,39 +90,42 @@ def bind(
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise UsageError(f"{name}{port} cannot be used: {error.strerror}; {instead}") from error
+        raise UsageError(f"{label}{port} cannot be used: {error.strerror}; {advice}") from error
     return listener
 
 
 def loopback_name() -> str | None:
-    """Return the name of the loopback interface, or None if it is unknown."""
+    """Return the name of the loopback interface; None if neither lo nor lo0 exists."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in LOOPBACK_NAMES if name in names), None)
 
 
 def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
-    """Return the interface name or the address that gloo would use.
+    """Return what gloo would use: the value of GLOO_SOCKET_IFNAME, or else an address.
 
     Raises:
         UsageError: GLOO_SOCKET_IFNAME names an interface that does not exist.
     """
-    named = (os.environ if environ is None else environ).get(IFNAME, "")
-    if not named:
+    interface_names = (os.environ if environ is None else environ).get(IFNAME_VARIABLE, "")
+    if not interface_names:
         return _host_name_address()
     known = [name for _, name in socket.if_nameindex()]
-    for name in named.split(","):
+    for name in interface_names.split(","):
         if name not in known:
-            raise UsageError(f"{IFNAME}={named}: no interface {name!r}; one of: {', '.join(known)}")
-    return named
+            why = f"this machine has no interface {name!r}; choose one of: {', '.join(known)}"
+            raise UsageError(f"{IFNAME_VARIABLE}={interface_names}: {why}")
+    return interface_names
 
 
-def wrong_interface(master: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return why other machines could not reach this one over gloo, or None if they can."""
+def why_unreachable(master: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return why gloo could not be reached from ``master``, another machine; None if unknown."""
     choice = gloo_choice(environ)
     if not is_loopback(choice) or is_loopback(master) or all(map(is_loopback, addresses(master))):
         return None
+    why = f"the host name {socket.gethostname()!r} resolves to no other address of this machine"
+    if choice in LOOPBACK_NAMES:  # a name, so it is not from the host name's addresses
+        why = f"{IFNAME_VARIABLE}={choice} is the loopback interface"
     return (
-        f"gloo would listen on {choice}, which other machines cannot reach: the host name "
-        f"{socket.gethostname()!r} does not resolve to an address of a network interface; "
-        f"set {IFNAME} to the interface that leads to {master} (`ip -br address` lists them)"
+        f"gloo would listen on {choice}, which other machines cannot reach, because {why}; set "
+        f"{IFNAME_VARIABLE} to the interface that {master} is reached by (see `ip -br address`)"
     )

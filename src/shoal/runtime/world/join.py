@@ -1,8 +1,8 @@
-"""Join the other workers of a run, and check that all of them train the same.
+"""Join the other workers of a run, and check that all of them build the same model.
 
-The same call serves ``shoal run``, torchrun, Slurm and plain ``python train.py`` (one worker and no
-process group). Every start of a run has its own key prefix in the store, so a restarted worker
-never reads what a dead one wrote.
+:func:`join` works under ``shoal run``, torchrun, Slurm and plain ``python train.py``, which is one
+worker without a process group. Every start of a run has its own key prefix in the store, so a
+restarted worker never reads what a dead one wrote.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shoal.runtime.world import env as names
 from shoal.runtime.world.env import RankEnv, read_rank_env, read_seconds
 from shoal.runtime.world.error_context import install_excepthook
 from shoal.runtime.world.failures import STORE_PREFIX, FailureWatcher
-from shoal.runtime.world.interfaces import gloo_choice, wrong_interface
-from shoal.runtime.world.rendezvous import as_fault, next_join_id, rendezvous
+from shoal.runtime.world.interfaces import gloo_choice, why_unreachable
+from shoal.runtime.world.rendezvous import as_peer_lost, next_join_id, rendezvous
 from shoal.runtime.world.world import DEFAULT_SECONDS, World
 from shoal.wire.shm.backend.registration import why_not
 
@@ -37,13 +37,13 @@ log = logging.getLogger("shoal")
 
 LEAVE_SECONDS = 10.0
 
-# The world that this process is in, or nothing. A module-level variable, because torch allows one
-# default process group for each process, and because the exception hook has to find it.
+# The world of this process, or empty. It is a module-level variable, because torch allows only one
+# default process group in a process, and because the exception hook has to find it.
 _joined: list[World] = []
 
 
 def current() -> World | None:
-    """Return the world that this process has joined and not left, if any."""
+    """Return the world that this process has joined and not left; None if there is none."""
     return _joined[-1] if _joined else None
 
 
@@ -51,9 +51,9 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
     """Join the other workers; a second call returns the same world.
 
     Args:
-        backend: ``gloo``, ``nccl`` or ``shoal``; by default nccl where every local worker has a
-            GPU, else shoal where all workers share a host, else gloo.
-        seconds: how long an exchange may take before it is given up.
+        backend: ``gloo``, ``nccl`` or ``shoal``; the default is nccl if every local worker
+            has a GPU, else shoal if all workers share a host and it works there, else gloo.
+        seconds: how long an exchange may take before it fails with an ExchangeTimeout.
 
     Raises:
         UsageError: the environment is wrong, or another process has this rank.
@@ -62,10 +62,10 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
     if _joined:
         return _joined[-1]
     if os.environ.get("GLOO_DEVICE_TRANSPORT") == "":
-        del os.environ["GLOO_DEVICE_TRANSPORT"]  # set but empty makes gloo fail
+        del os.environ["GLOO_DEVICE_TRANSPORT"]  # gloo fails if it is set but empty
     limit = seconds if seconds is not None else read_seconds(names.TIMEOUT, DEFAULT_SECONDS)
     if not 0 < limit < float("inf"):
-        raise UsageError(f"join(seconds={seconds}): seconds must be positive and finite")
+        raise UsageError(f"join(seconds={seconds}): the seconds must be positive and finite")
     env = read_rank_env()
     if dist.is_initialized():
         world = _adopt_group(env, limit)
@@ -80,13 +80,13 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
             Path(directory, f"joined-{world.env.key}").touch()
     _joined.append(world)
     install_excepthook(current)  # again, because init_process_group installs one of torch's
-    # Runs at the end of multiprocessing's children, too, where atexit does not.
+    # A Finalize also runs at the end of multiprocessing's children, where atexit does not.
     Finalize(None, leave, args=(world,), exitpriority=10)
     return world
 
 
 def leave(world: World) -> None:
-    """Leave the store, and destroy the process group if join made it."""
+    """Leave the store, and destroy the process group if join made it and no rank failed."""
     if world not in _joined:
         return
     _joined.remove(world)
@@ -97,20 +97,20 @@ def leave(world: World) -> None:
 
 
 def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
-    """Meet the other processes at the store, and make the process group of the workers."""
+    """Connect to the other processes through the store, and make the workers' process group."""
     device, chosen = _choose(env, backend)
     if env.size == 1 and env.servers == 0:
         alone = RankEnv(run_id=env.run_id, generation=env.generation)
         return World(alone, device, "none", seconds=seconds)
     gloo_choice()  # raises if GLOO_SOCKET_IFNAME names no interface
-    why = wrong_interface(env.host) if env.workers > env.local_size else None
+    why = why_unreachable(env.host) if env.workers > env.local_size else None
     if why and chosen == "gloo":
         log.warning(why)
     store, run = rendezvous(env, seconds)
     is_worker = env.role == "worker"
     owns_group = is_worker and env.size > 1
     if owns_group:
-        with as_fault(f"making the {chosen} process group"):
+        with as_peer_lost(f"making the {chosen} process group"):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if chosen == "nccl" else chosen, rank=env.rank,
                 world_size=env.size, store=PrefixStore("group", store),
@@ -122,12 +122,12 @@ def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
 
 
 def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
-    """Choose the device and the backend of this worker."""
+    """Return the device and the backend of this process; sets the current CUDA device."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend not in (None, "gloo", "nccl", "shoal"):
         raise UsageError(
-            f"backend {backend!r} is not known: gloo (any machine), nccl (NVIDIA) or shoal (CPU "
-            "tensors at memory speed inside a host)"
+            f"backend {backend!r} is not known; choose gloo (any machine), nccl (NVIDIA GPUs) or "
+            "shoal (CPU tensors through the shared memory of a host)"
         )
     if backend == "nccl" and gpus < env.local_size:
         raise UsageError(
@@ -135,7 +135,7 @@ def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
             f"but there are {gpus}; use --backend gloo"
         )
     if backend == "shoal" and (why := why_not()) is not None:
-        raise UsageError(f"backend shoal: {why}; use --backend gloo")
+        raise UsageError(f"backend shoal cannot be used: {why}; use --backend gloo")
     if env.role == "server" or backend == "gloo":
         return torch.device("cpu"), "gloo"
     if backend == "shoal" or gpus < env.local_size:
@@ -143,7 +143,7 @@ def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
         chosen = "shoal" if backend == "shoal" or one_host else "gloo"
         if gpus and backend is None:
             log.warning(
-                "%d GPUs are too few for %d local workers: training on the CPU, with %s",
+                "%d GPUs are too few for %d local workers, so all train on the CPU, over %s",
                 gpus, env.local_size, chosen,
             )  # fmt: skip
         return torch.device("cpu"), chosen
@@ -152,11 +152,11 @@ def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
 
 
 def _adopt_group(env: RankEnv | None, seconds: float) -> World:
-    """Use the process group that the script has made; leave does not destroy it."""
+    """Return a world on the process group that the script made; leave does not destroy it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     place = replace(
         env or RankEnv(local_rank=rank, local_size=size), rank=rank, size=size, workers=size,
-        servers=0, role="worker", token="", hosted=True,  # the process group came with a store
+        servers=0, role="worker", token="", hosted=True,  # the script made the store
     )  # fmt: skip
     base = dist.distributed_c10d._get_default_store()
     store = PrefixStore(f"{place.prefix}/{next_join_id()}", base)
@@ -174,7 +174,7 @@ def _start_watcher(store: Store, rank: int, size: int) -> FailureWatcher:
 
 
 def _leave_store(world: World) -> None:
-    """Record that this rank has left; the host of the store waits until all ranks have."""
+    """Write that this rank has left; the host of the store waits at most LEAVE_SECONDS for all."""
     if world.watcher is not None:
         world.watcher.stop()
     if world.store is not None:
@@ -187,13 +187,14 @@ def _leave_store(world: World) -> None:
 
 
 def agree_layout(world: World, facts: Mapping[str, str]) -> None:
-    """Raise on every rank if a rank has another model, optimizer or learning rate.
+    """Compare ``facts`` over all ranks, and raise on every rank if they differ.
 
-    Uses the store, because gloo would abort the process if shapes differ. ``facts`` are the values
-    that must be equal, by name; they are compared in order.
+    All ranks must call it together. ``facts`` maps names to values that must be equal, such as the
+    shapes of the model. They go through the store, because gloo aborts a process if shapes differ.
 
     Raises:
-        LayoutMismatch: names two ranks, the first fact that differs and both values.
+        LayoutMismatch: the error names two ranks, the first fact that differs and both values.
+        ExchangeTimeout: a rank did not call it within the timeout.
     """
     if world.store is None or world.size == 1:
         return
@@ -203,9 +204,9 @@ def agree_layout(world: World, facts: Mapping[str, str]) -> None:
     store.set(f"hash/{world.rank}", hashlib.sha256(text.encode()).hexdigest())
     if missing := world.missing_keys(store, [f"hash/{rank}" for rank in ranks], world.seconds):
         raise ExchangeTimeout(
-            f"comparing the models did not end within {world.seconds:g} s: "
-            f"rank {', '.join(key.split('/')[1] for key in missing)} missing; "
-            "does every rank call distribute?"
+            f"comparing the models did not end within {world.seconds:g} s, because rank "
+            f"{', '.join(key.split('/')[1] for key in missing)} did not take part; "
+            "every rank must call distribute"
         )
     hashes = [store.get(f"hash/{rank}") for rank in ranks]
     other = next((rank for rank, value in enumerate(hashes) if value != hashes[0]), None)
@@ -222,8 +223,8 @@ def _difference(first: dict[str, Any], second: dict[str, Any], other: int) -> st
                 f"rank 0 and rank {other} differ in {key}: {one} on rank 0, {two} on rank "
                 f"{other}; every rank must build the same model and optimizer"
             )
-    return f"rank 0 and rank {other} have the same facts in another order"
+    return f"rank 0 and rank {other} describe the same model in another order"
 
 
 if os.environ.get(names.ERROR_FILE):
-    install_excepthook(current)  # the launcher shows what fails before join, too
+    install_excepthook(current)  # so that an error before join reaches the launcher, too

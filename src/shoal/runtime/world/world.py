@@ -1,4 +1,4 @@
-"""One rank's view of its run: its environment, and what joining the other ranks added."""
+"""One process's view of its run, from its environment and from joining the other processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ POLL_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class World:
-    """One rank's view of its run, made by :func:`shoal.runtime.world.join.join`.
+    """One process's view of its run, made by :func:`shoal.runtime.world.join.join`.
 
-    ``store`` and ``watcher`` are None without other processes; servers have no watcher.
+    ``store`` and ``watcher`` are None if there are no other processes; servers have no watcher.
     """
 
     env: RankEnv
     device: torch.device
-    backend: str  # "none" where there is no process group
+    backend: str  # of the process group; "none" if there is none
     store: Store | None = field(default=None, repr=False)
     seconds: float = DEFAULT_SECONDS  # how long an exchange may take
     owns_group: bool = False  # join made the process group, so leave destroys it
@@ -34,12 +34,12 @@ class World:
 
     @property
     def rank(self) -> int:
-        """This worker's rank; of a server, its index among the servers."""
+        """This worker's rank; in a server, its index among the servers."""
         return self.env.rank
 
     @property
     def size(self) -> int:
-        """The number of workers; in a server, of servers."""
+        """The number of workers; in a server, the number of servers."""
         return self.env.size
 
     @property
@@ -48,14 +48,14 @@ class World:
         return self.rank == 0 and self.env.role == "worker"
 
     def raise_if_failed(self) -> None:
-        """Raise if another rank is known to have failed; sends no message."""
+        """Raise an error if this process already knows that a rank failed; sends no message."""
         if self.watcher is not None and self.watcher.failure is not None:
             raise self.watcher.failure.as_error()
 
     def missing_keys(self, store: Store, keys: Sequence[str], seconds: float) -> list[str]:
         """Wait until ``store`` has all keys; return those that are missing after ``seconds``.
 
-        Raises the failure of another rank, if one is published meanwhile.
+        If a rank fails meanwhile, its failure is raised.
         """
         end = time.monotonic() + seconds
         while not store.check(list(keys)):

@@ -32,7 +32,7 @@ def no_worker_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
             ready = [i for i in range(workers) if clocks.may_go(i)]
             require(bool(ready), f"{synchrony}: all {workers} workers wait for each other")
             worker = chance.choice(ready)
-            ahead = clocks.at[worker] - min(clocks.at.values())
+            ahead = clocks.steps[worker] - min(clocks.steps.values())
             require(ahead <= synchrony.staleness, f"{synchrony}: worker {worker} is {ahead} ahead")
             clocks.tick(worker)
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.flow import Asks, Push
-from shoal.runtime.remote.client import await_all, fetch, give, pull, take_over
+from shoal.runtime.remote.client import fetch_state, pull, send_state, take_over, wait_for_pushes
 from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 from shoal.wire.server import ServerWire
 
@@ -61,7 +61,7 @@ class PushMode(Mode):
 
     def optimizer_state(self, own: State) -> State:
         """Return the servers' optimizer state, with this worker's hyper-parameters."""
-        return own if self.left else fetch(self.server, own)
+        return own if self.left else fetch_state(self.server, own)
 
     def load_remote(self, state: State) -> State:
         """Give model and optimizer state to the servers; the state to load here is empty."""
@@ -69,13 +69,13 @@ class PushMode(Mode):
             return state
         dist.barrier()  # every worker has stopped pushing
         if self.setup.context.world.rank == 0:
-            give(self.server, self.parameters, state)
+            send_state(self.server, self.parameters, state)
         dist.barrier()
         return {**state, "state": {}}
 
     def leave(self) -> None:
         """Wait for the last push of every worker, then copy the servers' state."""
         if not self.left:
-            await_all(self.server, self.setup.context)
+            wait_for_pushes(self.server, self.setup.context)
             take_over(self.server, self.setup.source, self.setup.optimizer)
             self.left = True
