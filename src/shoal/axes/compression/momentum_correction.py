@@ -45,8 +45,8 @@ def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
         *inner_state, u = state
         u = value.tensor + u * momentum
         before = tuple(inner_state) if conserving else inner_state[0]
-        opened = inner.flow(value.with_tensor(u), before, round)
-        mean, mine, after = yield from protect(u, opened)
+        inner_flow = inner.flow(value.with_tensor(u), before, round)
+        mean, mine, after = yield from protect(u, inner_flow)
         return Agreed(mean, mine, (*(after if conserving else (after,)), u))
 
     option = "" if momentum == 0.9 else f", {typed(momentum)}"

@@ -41,11 +41,11 @@ def natural() -> Compressor:
 def encode(value: Value, round: int) -> tuple[Tensor, ...]:
     """Return exponents, a byte each, and signs, eight per byte."""
     flat = value.tensor.reshape(-1)
-    chance = generator(value.name, flat, round)
+    rng = generator(value.name, flat, round)
     exponents = flat.new_empty(flat.numel(), dtype=torch.uint8)
     for piece in pieces(flat.numel()):
         magnitude = flat[piece].to(torch.float32).abs().view(torch.int32)
-        up = integers(magnitude.numel(), torch.int32, chance).bitwise_and_(2**MANTISSA - 1)
+        up = integers(magnitude.numel(), torch.int32, rng).bitwise_and_(2**MANTISSA - 1)
         exponents[piece] = magnitude.clamp_(max=INFINITE).add_(up).bitwise_right_shift_(MANTISSA)
     return exponents, pack(flat < 0, 1)
 

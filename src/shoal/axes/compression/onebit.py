@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import add_pieces, of_blocks, pieces, wide
+from shoal.axes.compression.kit.blocks import add_pieces, block_range, compute_dtype, pieces
 from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.flow import Agreed, Flow, Gather
 
@@ -55,15 +55,15 @@ def encode(v: Tensor, count: int) -> tuple[Tensor, ...]:
     length = v.numel() // count
     high, low, ups = v.new_zeros(3, count, dtype=torch.float64)
     for piece in pieces(v.numel(), length if count > 1 else 1):
-        where = of_blocks(piece, length)  # a column may be many pieces, or a piece many columns
-        x = v[piece].to(wide(v.dtype)).view(where.stop - where.start, -1)
+        where = block_range(piece, length)  # a column may be many pieces, or a piece many columns
+        x = v[piece].to(compute_dtype(v.dtype)).view(where.stop - where.start, -1)
         up = torch.gt(x, 0, out=torch.empty_like(x))  # comparing into floats is far faster
         codes[piece] = up.view(-1)
         ups[where] += up.sum(1)
         high[where] += x.clamp(min=0).sum(1)
         low[where] += x.clamp(max=0).sum(1)
     means = torch.stack((high / ups.clamp(min=1), low / (length - ups).clamp(min=1)))
-    return pack(codes, 1), means.to(wide(v.dtype))
+    return pack(codes, 1), means.to(compute_dtype(v.dtype))
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
@@ -72,7 +72,7 @@ def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
     length = into.numel() // high.numel()
 
     def decode(piece: slice) -> Tensor:
-        where = of_blocks(piece, length)
+        where = block_range(piece, length)
         up = ups[piece].to(high.dtype).view(where.stop - where.start, -1)
         return torch.lerp(low[where].unsqueeze(1), high[where].unsqueeze(1), up).view(-1)
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import add_pieces, blocks, factor, of_blocks, pieces, wide
+from shoal.axes.compression.kit.blocks import (
+    add_pieces,
+    block_range,
+    blocks,
+    compute_dtype,
+    factor,
+    pieces,
+)
 from shoal.axes.compression.kit.stochastic_rounding import generator, rounded
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
@@ -45,14 +52,14 @@ def qsgd(levels: int = 16) -> Compressor:
 
     def encode(value: Value, round: int) -> tuple[Tensor, ...]:
         flat = value.tensor.reshape(-1)
-        chance = generator(value.name, flat, round)
+        rng = generator(value.name, flat, round)
         codes = flat.new_empty(flat.numel(), dtype=torch.uint8)
-        norms = flat.new_empty(-(-flat.numel() // BUCKET), dtype=wide(flat.dtype))
+        norms = flat.new_empty(-(-flat.numel() // BUCKET), dtype=compute_dtype(flat.dtype))
         for piece in pieces(flat.numel(), BUCKET):
             x = blocks(flat[piece], BUCKET)  # (buckets, 512)
             norm = torch.linalg.vector_norm(x, dim=1)
-            norms[of_blocks(piece, BUCKET)] = norm
-            code = rounded(x * factor(norm, levels).unsqueeze(1), levels, chance)
+            norms[block_range(piece, BUCKET)] = norm
+            code = rounded(x * factor(norm, levels).unsqueeze(1), levels, rng)
             codes[piece] = code.view(-1)[: piece.stop - piece.start]
         return pack(codes, width), norms
 
@@ -61,7 +68,7 @@ def qsgd(levels: int = 16) -> Compressor:
 
         def decode(piece: slice) -> Tensor:
             code = blocks(codes[piece], BUCKET).to(norms.dtype).sub_(levels)  # (buckets, 512)
-            numbers = code.mul_(norms[of_blocks(piece, BUCKET)].unsqueeze(1))
+            numbers = code.mul_(norms[block_range(piece, BUCKET)].unsqueeze(1))
             return numbers.view(-1)[: piece.stop - piece.start]
 
         add_pieces(into, weight, decode, block=BUCKET)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.sparse import SparseSent, check_ratio, share, spread
+from shoal.axes.compression.kit.sparse import SparseSent, check_ratio, share, to_dense
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Mean
 from shoal.notation import is_whole, typed
@@ -49,7 +49,7 @@ def random_k(ratio: float, seed: int = 0) -> Compressor:
             values *= row.numel() / max(1, where.numel())
         mine = SparseSent(where, values.clone(), value.tensor)  # the wire may overwrite values
         mean = yield Mean(values)
-        return Agreed(spread(where, mean, value.tensor), mine, state=None)
+        return Agreed(to_dense(where, mean, value.tensor), mine, state=None)
 
     traits = Trait.SLICEABLE | Trait.SUMS
     plain = Compressor(name, traits | Trait.CONTRACTIVE, partial(flow, scales=False))
@@ -63,13 +63,13 @@ def draw(k: int, numel: int, key: str) -> Tensor:
     If k is small, draws a few too many, removes duplicates, and chooses k of the rest: a random
     permutation of all indices would cost a hundred times more.
     """
-    chance = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+    rng = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     if 8 * k > numel:
-        return torch.randperm(numel, generator=chance)[:k].sort().values
+        return torch.randperm(numel, generator=rng)[:k].sort().values
     count, different = k + k // 8 + 8, torch.empty(0, dtype=torch.int64)
     while different.numel() < k:
-        different = torch.unique(torch.randint(numel, (count,), generator=chance))  # ascending
+        different = torch.unique(torch.randint(numel, (count,), generator=rng))  # ascending
         count *= 2
     chosen = torch.zeros(different.numel(), dtype=torch.bool)
-    chosen[torch.randperm(different.numel(), generator=chance)[:k]] = True
+    chosen[torch.randperm(different.numel(), generator=rng)[:k]] = True
     return different[chosen]

@@ -30,7 +30,7 @@ def sufficient_factors() -> Compressor:
     """
 
     def flow(value: Value, state: None, round: int) -> Flow:
-        tensor, most = value.tensor, worth(value.tensor)
+        tensor, most = value.tensor, max_rows(value.tensor)
         bound = None
         if most > 0:
             u, v = factors(value, round)
@@ -38,7 +38,7 @@ def sufficient_factors() -> Compressor:
             bound = yield from agree(count, most, tensor)
         if bound is None:
             return Agreed((yield Mean(tensor)), Dense(tensor), None)
-        sent = (filled(u, bound), filled(v, bound))
+        sent = (pad_rows(u, bound), pad_rows(v, bound))
         return Agreed((yield Gather(sent, add, tensor)), Dense(tensor), None)
 
     traits = Trait.LOSSLESS | Trait.UNBIASED | Trait.FACTORS
@@ -51,7 +51,7 @@ def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
     into.addmm_(u.T, v, alpha=weight)
 
 
-def worth(tensor: Tensor) -> int:
+def max_rows(tensor: Tensor) -> int:
     """Return the largest K for which factors, and the ask for K, are smaller than the matrix."""
     if tensor.dim() != 2:
         return 0
@@ -75,7 +75,7 @@ def factors(value: Value, round: int) -> tuple[Tensor, Tensor]:
     return (u, v) if bool(off <= near) else (none, none)
 
 
-def filled(factor: Tensor, count: int) -> Tensor:
+def pad_rows(factor: Tensor, count: int) -> Tensor:
     """Pad a factor with rows of zeros, which add nothing, to the common size."""
     rest = factor.new_zeros(count - factor.shape[0], factor.shape[1])
     return torch.cat([factor, rest])

@@ -30,7 +30,7 @@ CODES_AT_ONCE = 2**19  # smaller pieces would spend more time in calls than in w
 
 def nbytes(count: int, width: int) -> int:
     """Return the bytes that ``count`` codes of ``width`` bits take."""
-    return sum(-(-count * single // 8) for single in _singles(width))
+    return sum(-(-count * part_width // 8) for part_width in _part_widths(width))
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
@@ -38,17 +38,19 @@ def pack(codes: Tensor, width: int) -> Tensor:
     raw = codes.view(torch.uint8)  # of bool and int8 too
     if width == WIDEST:
         return raw
-    sizes = [nbytes(raw.numel(), single) for single in _singles(width)]
+    sizes = [nbytes(raw.numel(), part_width) for part_width in _part_widths(width)]
     packed = raw.new_empty(sum(sizes))
     parts = packed.split_with_sizes(sizes)
     for piece in pieces(raw.numel(), size=CODES_AT_ONCE):
-        done = 0
-        for single, part in zip(_singles(width), parts, strict=True):
-            code = raw[piece] >> done if done else raw[piece]
-            if done + single < width:
-                code = code & (2**single - 1)
-            part[piece.start * single // 8 : -(-piece.stop * single // 8)] = _pack(code, single)
-            done += single
+        shift = 0
+        for part_width, part in zip(_part_widths(width), parts, strict=True):
+            code = raw[piece] >> shift if shift else raw[piece]
+            if shift + part_width < width:
+                code = code & (2**part_width - 1)
+            part[piece.start * part_width // 8 : -(-piece.stop * part_width // 8)] = _pack(
+                code, part_width
+            )
+            shift += part_width
     return packed
 
 
@@ -59,28 +61,28 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
     if width == WIDEST:
         return packed
     codes = packed.new_zeros(count)
-    start = done = 0
-    for single in _singles(width):
-        stop = start + nbytes(count, single)
-        codes |= _unpack(packed[start:stop], single)[:count] << done
-        start, done = stop, done + single
+    start = shift = 0
+    for part_width in _part_widths(width):
+        stop = start + nbytes(count, part_width)
+        codes |= _unpack(packed[start:stop], part_width)[:count] << shift
+        start, shift = stop, shift + part_width
     return codes
 
 
-def _singles(width: int) -> tuple[int, ...]:
+def _part_widths(width: int) -> tuple[int, ...]:
     """Return the widths of 4, 2 and 1 bits that add up to a width: its binary digits."""
     return (WIDEST,) if width == WIDEST else tuple(w for w in (4, 2, 1) if width & w)
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
     """Pack codes of 1, 2 or 4 bits; each packed byte is returned in a word of its own."""
-    each = 8 // width
-    if gap := -codes.numel() % each:
-        codes = torch.cat([codes, codes.new_zeros(gap)])
-    words = (codes.clone() if codes.storage_offset() % each else codes).view(WORDS[width])
-    top = 8 * (each - 1)
+    codes_per_byte = 8 // width
+    if padding := -codes.numel() % codes_per_byte:
+        codes = torch.cat([codes, codes.new_zeros(padding)])
+    words = (codes.clone() if codes.storage_offset() % codes_per_byte else codes).view(WORDS[width])
+    top = 8 * (codes_per_byte - 1)
     # Code i stands at bit 8 i and belongs at bit top + width i. No two products overlap.
-    shifts = sum(1 << (top - (8 - width) * i) for i in range(each))
+    shifts = sum(1 << (top - (8 - width) * i) for i in range(codes_per_byte))
     return (words * shifts) >> top
 
 

@@ -18,19 +18,19 @@ def pieces(count: int, block: int = 1, *, size: int = PIECE) -> Iterator[slice]:
         yield slice(start, min(count, start + size))
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type to compute in: at least single precision."""
     return dtype if dtype == torch.float64 else torch.float32
 
 
 def blocks(piece: Tensor, block: int) -> Tensor:
     """Return a flat piece as (blocks, block), in a type to compute in; zeros fill the last one."""
-    if gap := -piece.numel() % block:
-        piece = pad(piece, (0, gap))
-    return piece.view(-1, block).to(wide(piece.dtype))
+    if padding := -piece.numel() % block:
+        piece = pad(piece, (0, padding))
+    return piece.view(-1, block).to(compute_dtype(piece.dtype))
 
 
-def of_blocks(piece: slice, block: int) -> slice:
+def block_range(piece: slice, block: int) -> slice:
     """Return the numbers of the blocks that a piece consists of."""
     return slice(piece.start // block, -(-piece.stop // block))
 

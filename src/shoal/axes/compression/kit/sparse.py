@@ -49,7 +49,7 @@ class SparseSent(NamedTuple):
 
     def dense(self) -> Tensor:
         """Return it with zeros filled in."""
-        return spread(self.where, self.values, self.like)
+        return to_dense(self.where, self.values, self.like)
 
     def subtract_from(self, tensor: Tensor) -> None:
         """Subtract only the entries that were sent; inf and NaN were sent, so zero remains."""
@@ -70,14 +70,14 @@ def message(where: Tensor, values: Tensor, numel: int) -> Parts:
     return encode(where, numel), values
 
 
-def places(parts: Parts, numel: int) -> Tensor:
+def decode_indices(parts: Parts, numel: int) -> Tensor:
     """Decode the indices of a message."""
     return decode(parts[0], parts[1].numel(), numel)
 
 
 def add(parts: Parts, into: Tensor, weight: float) -> None:
     """Add the entries of a message."""
-    add_at(places(parts, into.numel()), parts[1], into, weight)
+    add_at(decode_indices(parts, into.numel()), parts[1], into, weight)
 
 
 def add_at(where: Tensor, values: Tensor, into: Tensor, weight: float = 1.0) -> None:
@@ -88,7 +88,7 @@ def add_at(where: Tensor, values: Tensor, into: Tensor, weight: float = 1.0) -> 
         into.copy_(row.view_as(into))
 
 
-def spread(where: Tensor, values: Tensor, like: Tensor) -> Tensor:
+def to_dense(where: Tensor, values: Tensor, like: Tensor) -> Tensor:
     """Return a tensor with these values at their indices, and zero elsewhere."""
     whole = torch.zeros_like(like)
     add_at(where, values, whole)

@@ -25,13 +25,13 @@ def generator(name: str, flat: Tensor, round: int) -> torch.Generator:
     return torch.Generator(flat.device).manual_seed(seed)
 
 
-def integers(count: int, dtype: torch.dtype, chance: torch.Generator) -> Tensor:
+def integers(count: int, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
     """Return random integers over the whole range of ``dtype``; drawn as 64-bit words for speed."""
-    words = torch.empty(-(-count * dtype.itemsize // 8), dtype=torch.int64, device=chance.device)
-    return words.random_(-(2**63), None, generator=chance).view(dtype)[:count]
+    words = torch.empty(-(-count * dtype.itemsize // 8), dtype=torch.int64, device=rng.device)
+    return words.random_(-(2**63), None, generator=rng).view(dtype)[:count]
 
 
-def rounded(y: Tensor, levels: int, chance: torch.Generator) -> Tensor:
+def rounded(y: Tensor, levels: int, rng: torch.Generator) -> Tensor:
     """Round numbers in [-levels, levels] up or down at random, with the right expectation.
 
     Returns codes 0 to ``2 * levels`` as uint8; ``levels`` is at most 127. Computes
@@ -40,7 +40,7 @@ def rounded(y: Tensor, levels: int, chance: torch.Generator) -> Tensor:
     exact in the sum, so zero and every other integer stay as they are.
     """
     beyond = 8 - (2 * levels).bit_length()  # of 24 bits: 16 for u, the integer part takes some
-    shared = torch.randint(1 << beyond, (1,), generator=chance, device=y.device)
-    u = integers(y.numel(), torch.int16, chance).view(y.shape).to(torch.float32)
+    shared = torch.randint(1 << beyond, (1,), generator=rng, device=y.device)
+    u = integers(y.numel(), torch.int16, rng).view(y.shape).to(torch.float32)
     u.mul_(2.0**-16).add_(shared * 2.0 ** -(16 + beyond) + (levels + 0.5))
     return u.add_(y.to(torch.float32)).clamp_(0, 2 * levels).to(torch.uint8)
