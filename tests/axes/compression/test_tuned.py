@@ -80,7 +80,7 @@ class Crew:
             form = tuned(exact(), costly(strong, clock), every=EVERY, most=most)
             flats = FlatBuffers({name: t.clone() for name, t in self.meant.items()})
             agreement = Exchange(flats, schedule or wfbp(1), form)
-            agreement.stopwatch = Stopwatch(clock, speaks=worker == 0)
+            agreement.stopwatch = Stopwatch(clock, logs=worker == 0)
             self.crew.append(agreement)
 
     def run(self, rounds: int) -> None:

@@ -14,7 +14,7 @@ from shoal.flow import Add, Flow
 
 
 class Trait(Flag):
-    """Properties that a compressor declares; ``shoal.rules`` reads them, and the contracts test them."""
+    """Properties that a compressor declares. Rules read them; the contract suite tests each one."""
 
     NONE = 0
     LOSSLESS = auto()  # the result is the exact mean of the values

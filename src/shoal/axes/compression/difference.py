@@ -65,13 +65,12 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
     traits = (inner.traits & Trait.SLICEABLE) | Trait.TRACKS
     option = "" if gamma is None else f", {typed(gamma)}"
     name = f"difference({inner.name}{option})"
-    return Compressor(
-        name, traits, flow, init, inner.add, gamma=gamma or _sent_energy_share(inner) / 2
-    )
+    step_size = gamma or _sent_energy_share(inner) / 2
+    return Compressor(name, traits, flow, init, inner.add, gamma=step_size)
 
 
 def _gather_narrow(flow: Flow, dtype: torch.dtype) -> Flow:
-    """Run a flow, but sum in ``dtype``: a sum in 16 bits would differ from the sum of the copies."""
+    """Run a flow, but sum in ``dtype``: sums in 16 bits would differ from the sum of the copies."""
 
     def answer(ask: Ask) -> Generator[Ask, Any, Any]:
         if isinstance(ask, Mean) and ask.tensor.dtype != dtype:

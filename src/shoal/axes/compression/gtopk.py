@@ -44,9 +44,8 @@ def gtopk(ratio: float) -> Compressor:
         for indices, amounts in result.dropped:  # left out by this worker's merges: not sent
             sparse.add_at(indices, amounts, mine, -1.0)
         mean = torch.zeros_like(value.tensor)
-        sparse.add_at(
-            sparse.decode_indices(result.parts, numel), result.parts[1], mean, 1 / result.workers
-        )
+        indices = sparse.decode_indices(result.parts, numel)
+        sparse.add_at(indices, result.parts[1], mean, 1 / result.workers)
         return Agreed(mean, Dense(mine), (v.sub_(mine),))
 
     traits = Trait.MERGES | Trait.CONSERVING | Trait.SLICEABLE

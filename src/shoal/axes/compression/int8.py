@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.blocks import (
-    add_pieces,
-    block_range,
-    blocks,
-    compute_dtype,
-    factor,
-    pieces,
-)
+from shoal.axes.compression.kit.blocks import add_pieces, block_range, blocks, factor, pieces, wide
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
 from shoal.notation import is_whole
@@ -51,7 +44,7 @@ def int8(block: int = 256) -> Compressor:
 
     def encode(flat: Tensor) -> tuple[Tensor, ...]:
         codes = flat.new_empty(flat.numel(), dtype=torch.int8)
-        scales = flat.new_empty(-(-flat.numel() // block), dtype=compute_dtype(flat.dtype))
+        scales = flat.new_empty(-(-flat.numel() // block), dtype=wide(flat.dtype))
         for piece in pieces(flat.numel(), block):
             x = blocks(flat[piece], block)  # (blocks, block)
             # abs_() turns -0 into 0, because the factor of -0 would be -inf.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import add_pieces, block_range, compute_dtype, pieces
+from shoal.axes.compression.kit.blocks import add_pieces, block_range, pieces, wide
 from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.flow import Agreed, Flow, Gather
 
@@ -56,14 +56,14 @@ def encode(v: Tensor, count: int) -> tuple[Tensor, ...]:
     high, low, ups = v.new_zeros(3, count, dtype=torch.float64)
     for piece in pieces(v.numel(), length if count > 1 else 1):
         where = block_range(piece, length)  # a column may be many pieces, or a piece many columns
-        x = v[piece].to(compute_dtype(v.dtype)).view(where.stop - where.start, -1)
+        x = v[piece].to(wide(v.dtype)).view(where.stop - where.start, -1)
         up = torch.gt(x, 0, out=torch.empty_like(x))  # comparing into floats is far faster
         codes[piece] = up.view(-1)
         ups[where] += up.sum(1)
         high[where] += x.clamp(min=0).sum(1)
         low[where] += x.clamp(max=0).sum(1)
     means = torch.stack((high / ups.clamp(min=1), low / (length - ups).clamp(min=1)))
-    return pack(codes, 1), means.to(compute_dtype(v.dtype))
+    return pack(codes, 1), means.to(wide(v.dtype))
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import (
-    add_pieces,
-    block_range,
-    blocks,
-    compute_dtype,
-    factor,
-    pieces,
-)
+from shoal.axes.compression.kit.blocks import add_pieces, block_range, blocks, factor, pieces, wide
 from shoal.axes.compression.kit.stochastic_rounding import generator, rounded
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
@@ -54,7 +47,7 @@ def qsgd(levels: int = 16) -> Compressor:
         flat = value.tensor.reshape(-1)
         rng = generator(value.name, flat, round)
         codes = flat.new_empty(flat.numel(), dtype=torch.uint8)
-        norms = flat.new_empty(-(-flat.numel() // BUCKET), dtype=compute_dtype(flat.dtype))
+        norms = flat.new_empty(-(-flat.numel() // BUCKET), dtype=wide(flat.dtype))
         for piece in pieces(flat.numel(), BUCKET):
             x = blocks(flat[piece], BUCKET)  # (buckets, 512)
             norm = torch.linalg.vector_norm(x, dim=1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value, nothing
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import add_pieces, compute_dtype
+from shoal.axes.compression.kit.blocks import add_pieces, wide
 from shoal.axes.compression.kit.residual import other_buffer, zeros
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
@@ -60,7 +60,7 @@ def sign(momentum: float = 0.0) -> Compressor:
 
 def encode(flat: Tensor, round: int) -> tuple[Tensor, ...]:
     """Return the signs, and a weight: 1, or 0 if all is zero, or NaN if a number is not finite."""
-    total = torch.linalg.vector_norm(flat, 1, dtype=compute_dtype(flat.dtype)).view(1)
+    total = torch.linalg.vector_norm(flat, 1, dtype=wide(flat.dtype)).view(1)
     weight = torch.where(total == 0, total, total * 0 + 1)
     return pack(flat < 0 if round % 2 == 0 else flat <= 0, 1), weight
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import abs_max, add_pieces, compute_dtype, factor, pieces
+from shoal.axes.compression.kit.blocks import abs_max, add_pieces, factor, pieces, wide
 from shoal.axes.compression.kit.stochastic_rounding import generator, rounded
 from shoal.flow import Agreed, Flow, Gather
 
@@ -38,7 +38,7 @@ def encode(value: Value, round: int) -> tuple[Tensor, ...]:
     """Return the codes, four per byte, and the scale."""
     flat = value.tensor.reshape(-1)
     rng = generator(value.name, flat, round)
-    s = abs_max(flat).to(compute_dtype(flat.dtype))  # (1,)
+    s = abs_max(flat).to(wide(flat.dtype))  # (1,)
     up = factor(s, 1)
     codes = flat.new_empty(flat.numel(), dtype=torch.uint8)
     for piece in pieces(flat.numel()):

@@ -42,7 +42,7 @@ CLEARLY = 0.9  # of the current one's seconds: less is clearly faster
 CHANGED = 2.0  # times as long or as short, at two looks in a row, is another link
 SLIGHT = 0.1  # of a round's seconds: a smaller change is none
 PATIENCE, LONGEST = 8, 128  # looks before a trial without a visible change; doubled each time
-KEEPS = Trait.LOSSLESS | Trait.CONSERVING
+NO_LOSS = Trait.LOSSLESS | Trait.CONSERVING
 
 
 def tuned(*candidates: Compressor, every: int = EVERY, most: float = MOST) -> Compressor:
@@ -66,7 +66,7 @@ def tuned(*candidates: Compressor, every: int = EVERY, most: float = MOST) -> Co
     options = [f"every={every}"] * (every != EVERY) + [f"most={typed(most)}"] * (most != MOST)
     arguments = ", ".join([*map(str, candidates), *options])
     name = f"tuned({arguments})" if arguments else "tuned"
-    forms = [m if m.traits & KEEPS else error_feedback(m) for m in members]
+    forms = [m if m.traits & NO_LOSS else error_feedback(m) for m in members]
     tuner = CompressorTuner(len(forms), every=every, most=most)
 
     def init(value: Value) -> tuple[Any, ...]:
@@ -78,13 +78,13 @@ def tuned(*candidates: Compressor, every: int = EVERY, most: float = MOST) -> Co
         residual, rests, numbers = state
         timing = value.timing
         before = tuner.observe_timing(TunerState(*numbers), timing)
-        at, length = before.at, _norm(value.tensor) if tuner.weighs(before) else 0.0
+        at, norm = before.at, _norm(value.tensor) if tuner.measures_residual(before) else 0.0
         own_state = residual, rests[at], before.ran == at
         mean, own, (residual, rest) = yield from _run(forms[at], value, own_state, round)
-        if 0 < length < float("inf"):
-            before = tuner.weigh(before, _norm(residual) / length)
+        if 0 < norm < float("inf"):
+            before = tuner.record_residual(before, _norm(residual) / norm)
         after = tuner.advance(before)
-        if tuner.looks(before):
+        if tuner.compares(before):
             local = torch.tensor(_numbers(before), dtype=torch.float32, device=mean.device)
             costs = _costs((yield Mean(local)).tolist())
             after = tuner.judge(before, costs)
@@ -134,17 +134,17 @@ class CompressorTuner(Tuner):
             return self.start()._replace(bucket=timing.bucket, chosen=state.chosen)
         return state if timing.took is None else self.observe(state, *timing.took)
 
-    def weighs(self, state: TunerState) -> bool:
+    def measures_residual(self, state: TunerState) -> bool:
         """Return whether to measure the residual that this round leaves."""
-        return state.age == self.tries - 1 if state.trying else self.looks(state)
+        return state.age == self.tries - 1 if state.trying else self.compares(state)
 
-    def weigh(self, state: TunerState, residual: float) -> TunerState:
+    def record_residual(self, state: TunerState, residual: float) -> TunerState:
         """Record a residual; in a trial only a larger one, because it has few rounds to grow."""
         row = list(state.residuals)
         row[state.at] = max(residual, row[state.at]) if state.trying else residual
         return state._replace(residuals=tuple(row))
 
-    def looks(self, state: TunerState) -> bool:
+    def compares(self, state: TunerState) -> bool:
         """Return whether all workers compare their numbers after this round."""
         return self.tried(state) if state.trying else (state.age + 1) % self.every == 0
 
@@ -219,7 +219,7 @@ def _refuse(members: Sequence[Compressor], every: int, most: float) -> None:
     if not (type(every) is int and every > TRIES and type(most) in (int, float) and most > 0):
         raise BadArgument(call, f"every must be a whole number over {TRIES}, most a number over 0")
     for member in members:
-        keeps = member.traits & (KEEPS | Trait.CONTRACTIVE) or member.contraction is not None
+        keeps = member.traits & (NO_LOSS | Trait.CONTRACTIVE) or member.contraction is not None
         if member.traits & (Trait.MERGES | Trait.MOMENTUM | Trait.FACTORS) or not keeps:
             reason = "another candidate cannot send later what this one leaves unsent"
             alternatives = "topk, cast, powersgd"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import add_pieces, compute_dtype, pieces
+from shoal.axes.compression.kit.blocks import add_pieces, pieces, wide
 from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
@@ -50,7 +50,7 @@ def twobit(threshold: float) -> Compressor:
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
     """Return codes 0, 1, 2 for down, stay, up, four per byte; and the threshold, NaN if any is."""
     codes = flat.new_empty(flat.numel(), dtype=torch.int8)
-    t = flat.new_full((1,), threshold, dtype=compute_dtype(flat.dtype))
+    t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
     for piece in pieces(flat.numel()):
         x = flat[piece].to(t.dtype)
         up, down = torch.empty_like(x), torch.empty_like(x)  # comparing into floats is far faster
