@@ -32,7 +32,7 @@ def directed(n: int, round: int) -> Tensor:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (coordination(lambda n, r: torch.eye(n, dtype=torch.float64)), "never hear"),
+        (coordination(lambda n, r: torch.eye(n, dtype=torch.float64)), "never receive"),
         (coordination(lambda n, r: torch.ones(n, n, dtype=torch.float64)), "sum to one"),
         (coordination(lambda n, r: torch.eye(n, dtype=torch.float64)[:, [0] * n]), "columns|rows"),
         (coordination(directed), "not symmetric"),
@@ -69,10 +69,10 @@ def early(layers: Any, cost: Any) -> Any:
         (one_task(Slice(0, 0, 16)), {}, "no such layer"),
         (lambda layers, cost: (), {}, "without a task|ends at"),
         (lambda layers, cost: fifo().plan(layers, cost) * 2, {}, "at byte"),
-        (early, {"overlaps": True}, "goes after backward"),
+        (early, {"overlaps": True}, "starts after backward"),
         (wfbp(1).plan, {}, "during backward"),
         (priority(4096).plan, {"overlaps": True, "early": True}, "cuts"),
-        (priority(4096).plan, {"overlaps": True, "slices": True}, "claims not to be early"),
+        (priority(4096).plan, {"overlaps": True, "slices": True}, "is not early"),
     ],
 )
 def test_the_laws_find_a_broken_schedule(plan: Any, facts: dict[str, bool], told: str) -> None:

@@ -1,6 +1,6 @@
-"""Random-k sparsification: all workers send the same random entries, new ones every round.
+"""Random-k sparsification: all workers send the same random entries, other ones in every round.
 
-All workers draw the same indices, so no index is sent, and values can be summed by any all-reduce.
+All workers draw the same indices, so indices are not sent, and any all-reduce can sum the values.
 
 References:
     Wangni et al., `Gradient sparsification for communication-efficient distributed optimization
@@ -24,14 +24,14 @@ from shoal.notation import is_whole, typed
 
 
 def random_k(ratio: float, seed: int = 0) -> Compressor:
-    """Send a random ``ratio`` of the entries, the same on all workers, scaled to be unbiased.
+    """Send a random share of the entries, the same entries on all workers; drop the rest.
 
-    Alone, values are scaled by d / k, which is unbiased. In ``error_feedback``, which sends the
-    other entries later, they are not scaled, which is contractive.
+    If k of d entries are sent, the values are multiplied by d / k, which makes them unbiased.
+    Inside ``error_feedback``, which sends the other entries later, they are not multiplied.
 
     Args:
-        ratio: share of the entries that is sent, in (0, 1]; at least one entry.
-        seed: decides, with the round and the parameter's name, which entries are sent.
+        ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
+        seed: the entries of a round depend on it, on the round and on the parameter's name.
 
     Example: ``random_k(0.25)``, ``random_k(0.5, seed=1)``.
     """
@@ -58,10 +58,10 @@ def random_k(ratio: float, seed: int = 0) -> Compressor:
 
 
 def draw(k: int, numel: int, key: str) -> Tensor:
-    """Return k different indices below ``numel``, ascending, uniformly drawn; a function of key.
+    """Return k different random indices below ``numel``, ascending; equal keys give equal indices.
 
-    If k is small, draws a few too many, removes duplicates, and chooses k of the rest: a random
-    permutation of all indices would cost a hundred times more.
+    If k is small, it draws more than k indices, removes duplicates, and chooses k of the rest: a
+    random permutation of all indices would take a hundred times longer.
     """
     rng = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     if 8 * k > numel:
