@@ -203,7 +203,7 @@ def test_samples_come_from_the_example_line_or_the_bare_name() -> None:
     assert samples(fifo) == ("fifo", "fifo(1)")
     assert samples(exact) == ("exact",)
     assert len(samples(error_feedback)) == 4
-    with pytest.raises(AssertionError, match=r"quiet needs share .* add a line such as"):
+    with pytest.raises(AssertionError, match=r"quiet needs share, .* add a line such as"):
         samples(quiet)
 
 
