@@ -128,5 +128,5 @@ def test_error_feedback_refuses_what_is_no_contraction() -> None:
     loud = type(inner)("loud", Trait.NONE, inner.flow)
     with pytest.raises(ConflictError, match="grows without bound"):
         error_feedback(loud)
-    with pytest.raises(BadArgument, match="wraps a compressor"):
+    with pytest.raises(BadArgument, match="must be a compressor"):
         error_feedback(topk)  # type: ignore[arg-type]

@@ -69,10 +69,10 @@ def early(layers: Any, cost: Any) -> Any:
         (one_task(Slice(0, 0, 16)), {}, "no such layer"),
         (lambda layers, cost: (), {}, "without a task|ends at"),
         (lambda layers, cost: fifo().plan(layers, cost) * 2, {}, "at byte"),
-        (early, {"overlaps": True}, "goes after backward"),
+        (early, {"overlaps": True}, "starts after backward"),
         (wfbp(1).plan, {}, "during backward"),
         (priority(4096).plan, {"overlaps": True, "early": True}, "cuts"),
-        (priority(4096).plan, {"overlaps": True, "slices": True}, "claims not to be early"),
+        (priority(4096).plan, {"overlaps": True, "slices": True}, "is not early"),
     ],
 )
 def test_the_laws_find_a_broken_schedule(plan: Any, facts: dict[str, bool], told: str) -> None:

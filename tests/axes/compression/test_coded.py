@@ -137,7 +137,7 @@ def test_the_laws_hold_where_all_is_coded(
     inner: Compressor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module("shoal.axes.compression.coded")
-    monkeypatch.setattr(module, "worth", lambda raw, count: 10**4 * count)
+    monkeypatch.setattr(module, "max_stream_nbytes", lambda raw, count: 10**4 * count)
     made = coded(inner, "elias")
     (asks,) = exchange(made, [torch.randn(7)]).asks
     assert len(asks) == 2, "or the laws would be empty"

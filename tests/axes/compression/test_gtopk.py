@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.axes.compression import Value, cast, gtopk
-from shoal.axes.compression.gtopk import merging
-from shoal.axes.compression.kit.sparse import message, places
+from shoal.axes.compression.gtopk import make_merge
+from shoal.axes.compression.kit.sparse import decode_indices, message
 from shoal.flow import Agreed, drive, nbytes, together
 from shoal.testing.contracts.exchange import Case, exchange
 from shoal.testing.lockstep import lockstep
@@ -28,19 +28,19 @@ def parts(entries: dict[int, float], numel: int) -> tuple[Tensor, ...]:
 
 
 def entries(told: tuple[Tensor, ...], numel: int) -> dict[int, float]:
-    return dict(zip(places(told, numel).tolist(), told[1].tolist(), strict=True))
+    return dict(zip(decode_indices(told, numel).tolist(), told[1].tolist(), strict=True))
 
 
 def test_two_messages_become_the_largest_of_their_sum_and_the_rest_is_told() -> None:
     mine, theirs = parts({1: 3.0, 4: 2.0}, 9), parts({4: 2.5, 8: -4.0}, 9)
-    kept, (where, amount) = merging(9)(mine, theirs)
+    kept, (where, amount) = make_merge(9)(mine, theirs)
     assert entries(kept, 9) == {4: 4.5, 8: -4.0}
     assert (where.tolist(), amount.tolist()) == ([1], [3.0])
     assert [t.shape for t in kept] == [t.shape for t in mine]
 
 
 def test_messages_that_cancel_still_make_a_whole_message() -> None:
-    kept, _ = merging(9)(parts({1: 3.0, 4: 2.0}, 9), parts({1: -3.0, 4: -2.0}, 9))
+    kept, _ = make_merge(9)(parts({1: 3.0, 4: 2.0}, 9), parts({1: -3.0, 4: -2.0}, 9))
     assert entries(kept, 9) == {1: 0.0, 4: 0.0}
 
 

@@ -177,7 +177,7 @@ def test_momentum_twice_or_without_need_is_a_conflict() -> None:
         momentum_correction(dgc(0.1))
     with pytest.raises(ConflictError, match="nothing is sent late"):
         momentum_correction(exact())
-    with pytest.raises(BadArgument, match="wraps a compressor"):
+    with pytest.raises(BadArgument, match="must be a compressor"):
         momentum_correction(0.9)  # type: ignore[arg-type]
     assert Trait.MOMENTUM in momentum_correction(topk(0.1)).traits
 

@@ -43,7 +43,7 @@ def test_what_is_hidden_is_free_and_each_wait_counts_once() -> None:
     for flow in flows.values():
         next(flow)
         clock.seconds += 100  # backward goes on
-    with watch.standing():
+    with watch.exposed_wait():
         for flow in flows.values():
             clock.seconds += 5  # on the link
             with pytest.raises(StopIteration):
@@ -54,7 +54,7 @@ def test_what_is_hidden_is_free_and_each_wait_counts_once() -> None:
 
 
 def test_the_timing_of_a_bucket_passes_through_wrappers() -> None:
-    (value,) = Stopwatch(speaks=True).annotate([Value(torch.zeros(2), "a")])
+    (value,) = Stopwatch(logs=True).annotate([Value(torch.zeros(2), "a")])
     other = value.with_tensor(torch.ones(2))
     assert other.timing == value.timing
     assert (other.timing.label, other.name) == ("a", "a")

@@ -80,7 +80,7 @@ class Crew:
             form = tuned(exact(), costly(strong, clock), every=EVERY, most=most)
             flats = FlatBuffers({name: t.clone() for name, t in self.meant.items()})
             agreement = Exchange(flats, schedule or wfbp(1), form)
-            agreement.stopwatch = Stopwatch(clock, speaks=worker == 0)
+            agreement.stopwatch = Stopwatch(clock, logs=worker == 0)
             self.crew.append(agreement)
 
     def run(self, rounds: int) -> None:
@@ -184,18 +184,18 @@ def test_it_says_what_it_chose_and_why(caplog: pytest.LogCaptureFixture) -> None
     crew = Crew(SLOW)
     crew.run(LONG)
     (line,) = caplog.messages
-    assert ": large: error_feedback(topk(0.01)), was exact: encoding + exposed" in line
+    assert ": large: chose error_feedback(topk(0.01)), before exact: computing + exposed" in line
     assert "exact 0 + 9 ms (0), error_feedback(topk(0.01)) 0.008 + 1.11 ms (1.8)" in line
     crew.rate = FAST
     crew.run(PATIENCE * EVERY + LONG)
-    assert ": large: exact, was error_feedback(topk(0.01)):" in caplog.messages[1]
+    assert ": large: chose exact, before error_feedback(topk(0.01)):" in caplog.messages[1]
 
 
 def test_a_bucket_speaks_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="shoal")
     Crew(SLOW, schedule=fused(2**20)).run(LONG)
     (line,) = caplog.messages
-    assert " and 1 more: error_feedback(topk(0.01)), was exact:" in line
+    assert " and 1 more: chose error_feedback(topk(0.01)), before exact:" in line
 
 
 def test_who_leaves_too_much_behind_is_left(caplog: pytest.LogCaptureFixture) -> None:

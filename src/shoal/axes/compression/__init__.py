@@ -1,4 +1,4 @@
-"""Compression: the form in which values are sent. One file per technique."""
+"""The compression axis: how a tensor is encoded in a message. Each technique has its own file."""
 
 from shoal.axes.compression.after import after
 from shoal.axes.compression.by_size import by_size

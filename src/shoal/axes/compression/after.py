@@ -1,4 +1,4 @@
-"""Warm-up: send the first rounds uncompressed, while gradients are large and change fast.
+"""Warm-up: send tensors uncompressed in the first rounds, when gradients are large and change fast.
 
 References:
     Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018, section 3.3.
@@ -17,11 +17,11 @@ from shoal.notation import is_whole
 
 
 def after(steps: int, inner: Compressor) -> Compressor:
-    """Send every number as it is for ``steps`` rounds, then use ``inner``.
+    """Send tensors uncompressed in the first ``steps`` rounds, and use ``inner`` from then on.
 
     Args:
-        steps: rounds without compression.
-        inner: the compressor of all later rounds, which counts its rounds from 0.
+        steps: number of rounds without compression.
+        inner: the compressor of all later rounds; the first of these is its round 0.
 
     Example: ``after(1, error_feedback(topk(0.25)))``, ``after(2, powersgd(2))``,
     ``after(1, cast(bfloat16))``.
@@ -34,11 +34,12 @@ def after(steps: int, inner: Compressor) -> Compressor:
     def flow(value: Value, state: Any, round: int) -> Flow:
         if round >= steps:
             return (yield from inner.flow(value, state, round - steps))
-        mine = Dense(value.tensor if lossless else value.tensor.clone())  # wires overwrite sums
+        # The wire may overwrite value.tensor, so ``mine`` is a copy, except if inner is lossless.
+        mine = Dense(value.tensor if lossless else value.tensor.clone())
         return Agreed((yield Mean(value.tensor)), mine, state)
 
     def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-        """Decode a message of either kind: one of the first rounds is the whole tensor."""
+        """Add a message, which is the tensor itself in the first rounds, and ``inner``'s later."""
         whole = len(parts) == 1 and parts[0].dtype == into.dtype and parts[0].shape == into.shape
         decode = add_dense if whole or inner.add is None else inner.add
         decode(parts, into, weight)

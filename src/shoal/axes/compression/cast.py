@@ -1,4 +1,4 @@
-"""Half precision: cast before sending, sum in that precision, cast back.
+"""Half precision: cast each number to 16 bits, compute the mean in 16 bits, and cast it back.
 
 References:
     Micikevicius et al., `Mixed precision training <https://arxiv.org/abs/1710.03740>`_, 2018.
@@ -16,10 +16,10 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def cast(dtype: str = "bfloat16") -> Compressor:
-    """Send each number in 16 bits; the lower bits are lost.
+    """Cast each number to 16 bits and send it; the lower bits are lost.
 
     Args:
-        dtype: ``float16`` (more precise, overflows at 65504) or ``bfloat16`` (range of float32).
+        dtype: ``float16`` (more precise, inf above 65504) or ``bfloat16`` (same range as float32).
 
     Example: ``cast(bfloat16)``, ``cast(float16)``.
     """
@@ -29,7 +29,7 @@ def cast(dtype: str = "bfloat16") -> Compressor:
 
     def flow(value: Value, state: None, round: int) -> Flow:
         sent = value.tensor.to(narrow)
-        mine = Dense(sent.to(value.tensor.dtype, copy=True))  # the wire may overwrite what was sent
+        mine = Dense(sent.to(value.tensor.dtype, copy=True))  # the wire may overwrite ``sent``
         mean = yield Mean(sent)
         return Agreed(mean.to(value.tensor.dtype), mine, state=None)
 

@@ -1,4 +1,4 @@
-"""Entropy coding: frequent codes take few bits.
+"""Entropy coding: encode frequent bytes in few bits, and rare bytes in more.
 
 References:
     Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, Section 3.2 (Elias coding).
@@ -26,19 +26,20 @@ KINDS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 def coded(inner: Compressor, code: str = "huffman") -> Compressor:
-    """Send the codes of ``inner`` with an entropy code, in fewer bits; nothing more is lost.
+    """Encode the integer codes of ``inner`` in fewer bits, by an entropy code, without loss.
 
-    All workers first agree on the largest message, with 1 KB; then all send messages of that size.
-    A tensor that would not get smaller is sent as ``inner`` does.
+    The workers first agree on a size that every worker's message fits, by an extra ask of about
+    1 KB; then each worker pads its message to that size. If a message would not become smaller on
+    one of the workers, all workers send the tensor as ``inner`` encodes it.
 
     Args:
         inner: a compressor that sends integer codes, such as ``qsgd(16)`` or ``terngrad``.
-        code: ``huffman``, which is the shortest, or ``elias``, which builds no tree.
+        code: ``huffman``, which gives the shortest messages, or ``elias``, which builds no tree.
 
     Example: ``coded(qsgd(16), huffman)``, ``coded(terngrad, elias)``, ``coded(int8)``.
 
-    Differs from the paper: Elias' gamma code encodes each byte's rank by frequency, because codes
-    are packed, several per byte; a codeword has at most 16 bits.
+    Differs from the paper: the Elias gamma code is applied to whole bytes, numbered from the most
+    frequent one, because ``inner`` packs several codes into a byte. A codeword has at most 16 bits.
     """
     _refuse(inner, code)
 
@@ -49,7 +50,7 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
         if not isinstance(ask, Gather) or ask.parts[0].dtype not in KINDS:
             return (yield ask)
         text = _text(ask.parts[0], inner.width, ask.like.numel())
-        most = worth(ask.parts[0].nbytes, text.numel())
+        most = max_stream_nbytes(ask.parts[0].nbytes, text.numel())
         if most <= 0:
             return (yield ask)
         encoded = entropy.encode(text, CODES[code](entropy.counts(text)))
@@ -64,8 +65,8 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
 
     def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
         if inner.add is None:
-            raise BadArgument(name, f"{inner} sends no message that a receiver can decode")
-        if parts[0].dtype == torch.int64:  # coded; otherwise sent as inner does
+            raise BadArgument(name, f"{inner} has no add() to decode its messages with")
+        if parts[0].dtype == torch.int64:  # an entropy-coded message; otherwise one of ``inner``
             count, kind = parts[0].tolist()
             text = entropy.decode(entropy.Coded(*parts[1:4]), count)
             codes = _codes(text, inner.width, into.numel()).view(KINDS[kind])
@@ -76,31 +77,34 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
     return Compressor(name, inner.traits & ~Trait.ONE_SHOT, flow, inner.init, add)
 
 
-def worth(raw: int, count: int) -> int:
-    """Return how many bytes codewords may take so that the whole message gets smaller."""
+def max_stream_nbytes(raw: int, count: int) -> int:
+    """Return how many bytes of codewords, for ``count`` bytes of text, are worth sending.
+
+    That is ``raw``, the bytes that ``inner`` would send, minus all other parts of a coded message.
+    """
     return raw - 256 - 2 * -(-count // entropy.CHUNK) - 4 * MARKS - 4 * 16
 
 
 def _refuse(inner: Compressor, code: str) -> None:
     if not isinstance(inner, Compressor) or code not in CODES:
-        why = f"it wraps a quantiser, with one of {', '.join(CODES)}: coded(qsgd(16), elias)"
+        why = f"inner must be a compressor such as qsgd(16), and code one of {', '.join(CODES)}"
         raise BadArgument(f"coded({inner}, {code})", why)
     if Trait.SUMS in inner.traits:
-        why = "it sends sums of numbers, and these are no codes"
-        raise ConflictError([Conflict(f"coded x {inner.name}", why, inner.name)])
+        why = f"{inner.name} sends floating-point numbers, and these are no codes"
+        raise ConflictError([Conflict(f"coded x {inner.name}", why, f"use {inner.name} alone")])
 
 
 def _text(codes: Tensor, width: int, count: int) -> Tensor:
-    """Return the bytes to encode: packed codes whose bits were split are put together first."""
+    """Return the bytes to encode; codes that are split over several bytes are unpacked first."""
     raw = codes.contiguous().view(-1).view(torch.uint8)
     if width in (1, 2, 4, 8):
         return raw
     whole = unpack(raw, width, count)
-    return pack(whole, 4) if width == 3 else whole  # two codes of three bits fit into one byte
+    return pack(whole, 4) if width == 3 else whole  # a byte holds two codes of three bits
 
 
 def _codes(text: Tensor, width: int, count: int) -> Tensor:
-    """Undo :func:`_text`: return the codes as the quantiser packed them."""
+    """Undo :func:`_text`: return the codes as ``inner`` packed them."""
     if width in (1, 2, 4, 8):
         return text
     return pack(unpack(text, 4, count) if width == 3 else text, width)

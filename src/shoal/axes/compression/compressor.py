@@ -1,4 +1,4 @@
-"""The protocol of the compression axis: a compressor is a name, traits, and a flow."""
+"""The protocol of the compression axis: a compressor has a name, traits, and a flow."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from shoal.flow import Add, Flow
 
 
 class Trait(Flag):
-    """Facts that rules decide on. The contract suite tests each one that a compressor declares."""
+    """Properties that a compressor declares. Rules read them; the contract suite tests each one."""
 
     NONE = 0
-    LOSSLESS = auto()  # the mean of the messages is the exact mean of the values
-    UNBIASED = auto()  # it is so in expectation
-    CONTRACTIVE = auto()  # the error is shorter than the value: error feedback converges
-    CONSERVING = auto()  # what was not sent is kept as the first item of the state, and sent later
-    SLICEABLE = auto()  # may be applied to any flat slice of a tensor
-    ELEMENTWISE = auto()  # acts on each entry alone: a whole bucket may be one value
-    ONE_SHOT = auto()  # a single ask, which ``add`` decodes on any receiver
-    SUMS = auto()  # asks for Mean only: any all-reduce route carries it
-    MERGES = auto()  # the result is not the mean of the messages: a vote, a pairwise top-k
-    UNSCALED = auto()  # the result has a direction but no length: a vote of signs
-    MOMENTUM = auto()  # applies momentum itself: the optimizer must have none
-    TRACKS = auto()  # converges to a value that stays the same: models may be sent
-    FACTORS = auto()  # uses the factors of a linear layer's gradient, where they are available
+    LOSSLESS = auto()  # the result is the exact mean of the values
+    UNBIASED = auto()  # the expectation of what a worker sends is its value
+    CONTRACTIVE = auto()  # the error has a smaller norm than the value, so error feedback converges
+    CONSERVING = auto()  # state[0] is a residual: what was not sent is kept there and sent later
+    SLICEABLE = auto()  # accepts any flat slice of a tensor as value
+    ELEMENTWISE = auto()  # treats each entry alone, so a whole bucket may be one value
+    ONE_SHOT = auto()  # a flow has a single ask, and ``add`` decodes its message on any receiver
+    SUMS = auto()  # a flow asks only for Mean, so every all-reduce route can carry its messages
+    MERGES = auto()  # the result is not the mean of the messages, but a vote or a pairwise top-k
+    UNSCALED = auto()  # the result does not depend on the norm of the values, as a vote of signs
+    MOMENTUM = auto()  # the compressor applies momentum, so the optimizer must have none
+    TRACKS = auto()  # the result converges if values stay the same, so models may be sent
+    FACTORS = auto()  # uses ``Value.factors`` where the runtime recorded them
 
     def by_tensor(self, other: Trait) -> Trait:
         """Return the traits of a compressor that uses one of two compressors for each tensor.
 
-        Most facts must hold for both. A need of either one is a need of the whole. And a compressor
-        without loss meets the promises about loss, so the other one decides on these.
+        ``both`` are traits that both compressors must have; of ``either``, one is enough. A
+        lossless compressor keeps all ``promises`` about loss, so there the other one decides.
         """
         both = Trait.LOSSLESS | Trait.UNBIASED | Trait.SLICEABLE | Trait.ONE_SHOT | Trait.SUMS
         either = Trait.MERGES | Trait.MOMENTUM | Trait.FACTORS
@@ -49,24 +49,24 @@ class Trait(Flag):
 
 
 class BucketTiming(NamedTuple):
-    """Timing feedback for adaptive compressors, filled in by the runtime."""
+    """Measured times of a bucket, which the runtime passes to adaptive compressors."""
 
-    bucket: int = 0  # identifies the tensors of the bucket; 0: unknown
-    took: tuple[float, float] | None = None  # seconds of its last round: in flows, exposed
-    leads: bool = False  # whether this value represents the bucket in logs
-    label: str = ""  # the name of the bucket in logs, on the rank that logs
+    bucket: int = 0  # a hash of the names of its tensors; 0: unknown
+    took: tuple[float, float] | None = None  # last round: seconds of computing, of exposed waiting
+    leads: bool = False  # whether this value is the first one of the bucket
+    label: str = ""  # the text for this value in logs; empty on ranks that do not log
 
 
 class Value(NamedTuple):
-    """A tensor to agree on, and the parameter that it belongs to.
+    """A tensor that the workers average, and the name of its parameter.
 
     Args:
         tensor: the numbers, in the shape of the parameter or of a slice of it.
-        name: of the parameter.
-        factors: (u, v) with ``u.T @ v == tensor``, where the runtime recorded them.
-        timing: of the bucket in which the value travels.
-        out: memory for the mean, of the same shape; it may be ``tensor`` itself, so a flow writes
-            to it only once it needs the tensor no more.
+        name: the name of the parameter.
+        factors: (u, v) with ``u.T @ v == tensor``, if the runtime recorded them.
+        timing: measured times of the bucket that contains the value.
+        out: memory for the mean, of the same shape. It may be ``tensor`` itself, so a flow writes
+            to it only after its last read of ``tensor``.
     """
 
     tensor: Tensor
@@ -76,33 +76,33 @@ class Value(NamedTuple):
     out: Tensor | None = None
 
     def with_tensor(self, tensor: Tensor, out: Tensor | None = None) -> Value:
-        """Return a value of the same parameter with another content, and memory for its mean."""
+        """Return a value of the same parameter and timing, with another tensor and no factors."""
         return Value(tensor, self.name, timing=self.timing, out=out)
 
     def copied(self) -> Value:
-        """Return the same value in new memory, which a wire may overwrite."""
+        """Return the value with a copy of its tensor, which a wire may overwrite."""
         return self._replace(tensor=self.tensor.clone(), out=None)
 
 
 def nothing(value: Value) -> None:
-    """Return the state of a compressor that remembers nothing."""
+    """Return None: the initial state of a compressor without state."""
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """The form in which values are sent. Two compressors are equal if name and traits are.
+    """How values are encoded. Two compressors are equal if their names and traits are equal.
 
     Args:
         name: the text that a user types.
-        traits: facts about it.
-        init: ``value -> state`` before the first round.
-        flow: ``(value, state, round)`` -> asks, then ``Agreed``. It must not change the state that
-            it receives, but may reuse the memory of the state before that one.
-        add: decodes a ONE_SHOT message on any receiver.
-        contraction: the contractive form of an unbiased compressor, which ``error_feedback`` wraps.
+        traits: the properties that it declares.
+        init: ``init(value)`` returns the state before the first round.
+        flow: ``flow(value, state, round)`` yields asks and returns an ``Agreed``. It must not
+            change the state that it receives, but may overwrite the state of the round before.
+        add: ``add(parts, into, weight)`` adds ``weight`` times the decoded message to ``into``.
+        contraction: a contractive variant, which ``error_feedback`` uses in place of this one.
         gamma: step size towards the neighbours' models in gossip.
         width: bits per code, if the first part of a message holds codes packed by ``bit_packing``.
-        timed: whether it uses ``Value.timing``.
+        timed: whether it reads ``Value.timing``.
     """
 
     name: str
@@ -122,9 +122,9 @@ class Compressor:
 def check_inner(call: str, inner: object, example: str) -> None:
     """Raise unless ``inner`` is a compressor."""
     if not isinstance(inner, Compressor):
-        raise BadArgument(call, f"it wraps a compressor, for example {example}")
+        raise BadArgument(call, f"inner must be a compressor, as in {example}")
 
 
 def add_dense(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add a message that is one dense tensor, of any floating-point type."""
+    """Add ``weight`` times a message that is one dense tensor to ``into``, in place."""
     into.add_(parts[0].to(into.dtype).view_as(into), alpha=weight)

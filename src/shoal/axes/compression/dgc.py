@@ -1,4 +1,4 @@
-"""Deep gradient compression: top-k of a residual, with momentum applied on each worker before it.
+"""Deep gradient compression: each worker adds up its momentum in a residual, and sends its top k.
 
 References:
     Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018.
@@ -19,35 +19,35 @@ from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 from shoal.notation import check_momentum, is_number, is_whole, typed
 
-START = 0.25  # density of the first rounds of a warm-up, and the ratio from each to the next
+WARMUP_FACTOR = 0.25  # a warm-up starts at this density, and each phase multiplies it by this again
 
 
 def dgc(
     ratio: float, momentum: float = 0.9, *, clip: float = math.inf, warmup: int = 0
 ) -> Compressor:
-    """Send the ``ratio`` largest entries of a sum of velocities; the rest is kept and sent later.
+    """Send the largest entries of an accumulated momentum; keep the others and send them later.
 
-    In the paper's letters: u = m u + g; v = v + u; send v where it is largest; there u = v = 0
-    (momentum factor masking). It keeps residual and momentum itself, so the optimizer must have no
-    momentum.
+    In the letters of the paper: the momentum is u = m u + g, and the residual is v = v + u. The
+    entries of v with the largest magnitudes are sent; at these, u and v become 0 (momentum factor
+    masking). The compressor applies momentum, so the optimizer must have no momentum.
 
     Args:
-        ratio: share of the entries that is sent, in (0, 1]; at least one entry.
+        ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
         momentum: m, in [0, 1).
-        clip: largest norm of a worker's gradient tensor; a longer one is scaled down.
-        warmup: rounds spent at each of the densities 25 %, 6.25 %, ... on the way to ``ratio``.
+        clip: largest L2 norm of a worker's gradient tensor; with a larger norm, it is scaled down.
+        warmup: number of rounds at each of the densities 25 %, 6.25 %, ... before ``ratio``.
 
     Example: ``dgc(0.25)``, ``dgc(0.1, 0.5, clip=1.0, warmup=2)``.
 
-    Differs from the paper: ``clip`` bounds the norm of each tensor on each worker; the paper bounds
-    that of the whole gradient, and divides by the square root of the number of workers.
+    Differs from the paper: ``clip`` bounds the norm of each tensor on each worker. The paper bounds
+    the norm of the whole gradient, by ``clip`` over the square root of the number of workers.
     """
     check_ratio("dgc", ratio)
     check_momentum("dgc", momentum)
     if not (is_number(clip) and clip > 0):
         raise BadArgument(f"dgc(clip={clip})", "clip must be positive")
     if not is_whole(warmup, 0):
-        raise BadArgument(f"dgc(warmup={warmup})", "warmup must be a number of rounds")
+        raise BadArgument(f"dgc(warmup={warmup})", "warmup must be a whole number of rounds >= 0")
 
     def init(value: Value) -> tuple[Tensor, Tensor]:
         return zeros(value.tensor), zeros(value.tensor)
@@ -60,23 +60,27 @@ def dgc(
         where, values = top_k(v.view(-1), k)
         mean, mine = yield from send(where, values, value.tensor)
         v.view(-1).index_fill_(0, where, 0)
-        u.view(-1).index_fill_(0, where, 0)  # or else a stale direction would be sent on and on
+        u.view(-1).index_fill_(0, where, 0)  # else old momentum of sent entries would enter v again
         return Agreed(mean, mine, (v, u))
 
-    words = [typed(ratio)] + [typed(momentum)] * (momentum != 0.9)
-    words += [f"clip={typed(clip)}"] * (clip < math.inf) + [f"warmup={warmup}"] * (warmup > 0)
+    arguments = [typed(ratio)] + [typed(momentum)] * (momentum != 0.9)
+    arguments += [f"clip={typed(clip)}"] * (clip < math.inf) + [f"warmup={warmup}"] * (warmup > 0)
     traits = Trait.CONSERVING | Trait.MOMENTUM | Trait.SLICEABLE | Trait.ONE_SHOT
-    return Compressor(f"dgc({', '.join(words)})", traits, flow, init, add)
+    return Compressor(f"dgc({', '.join(arguments)})", traits, flow, init, add)
 
 
 def density(ratio: float, warmup: int, round: int) -> float:
-    """Return the share that is sent in a round: a quarter of the one before, down to ``ratio``."""
-    return max(ratio, START ** (1 + round // warmup)) if warmup else ratio
+    """Return the share of the entries to send in a round.
+
+    Without a warm-up it is ``ratio``. With one it is 1/4 in the first ``warmup`` rounds, a quarter
+    of that in the next ``warmup`` rounds, and so on, but never less than ``ratio``.
+    """
+    return max(ratio, WARMUP_FACTOR ** (1 + round // warmup)) if warmup else ratio
 
 
-def clipped(gradient: Tensor, longest: float) -> Tensor:
-    """Return the gradient, scaled down if its norm exceeds ``longest``."""
-    if math.isinf(longest):
+def clipped(gradient: Tensor, max_norm: float) -> Tensor:
+    """Return the gradient, scaled so that its L2 norm is at most ``max_norm``."""
+    if math.isinf(max_norm):
         return gradient
-    length = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-    return gradient * (longest / max(length, longest))
+    norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+    return gradient * (max_norm / max(norm, max_norm))

@@ -1,13 +1,13 @@
-"""Send the change of a value since the last round; all receivers keep a public copy of it.
+"""Send the difference between a value and its public copy, which every receiver has.
 
-In gossip, models are sent, and a model that loses entries is damaged. The difference between a
-model and its public copy may lose entries: what was not sent is still a difference in the next
-round, so errors die out.
+In gossip, workers send models, and a compressor that drops entries would damage the model. It may
+drop entries of the difference between a model and its public copy: what was not sent is still part
+of the difference in the next round, so the error shrinks from round to round.
 
 References:
     Koloskova, Stich & Jaggi, `Decentralized stochastic optimization and gossip algorithms with
     compressed communication <https://arxiv.org/abs/1902.00340>`_, 2019, Algorithm 2 (CHOCO-SGD).
-    Richtárik et al., `EF21 <https://arxiv.org/abs/2106.05203>`_, 2021 (the same for gradients).
+    Richtárik et al., `EF21 <https://arxiv.org/abs/2106.05203>`_, 2021 (this method for gradients).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from shoal.errors import BadArgument, Conflict, ConflictError
 from shoal.flow import Agreed, Ask, Dense, Flow, Gather, Mean, alone, drive, through
 from shoal.notation import is_number, typed
 
-NUMBERS = 4096  # of the vector on which the default of gamma is measured
+SAMPLE_NUMEL = 4096  # length of the random vector with which the default of gamma is computed
 
 
 def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
-    """Send by ``inner`` the difference to a public copy; what is lost is sent in later rounds.
+    """Compress the difference to a public copy with ``inner``; what is lost is sent later.
 
-    In gossip this is CHOCO-SGD: a model moves by gamma (sum_j w_ij x^_j - x^_i). With gradients of
-    all workers it is EF21.
+    In gossip this is CHOCO-SGD: worker i adds gamma (sum_j w_ij x^_j - x^_i) to its model, where
+    x^_j is the public copy of worker j. For gradients, averaged over all workers, it is EF21.
 
     Args:
-        inner: a contractive compressor of one message, such as ``topk(0.1)``.
-        gamma: step size of gossip, in (0, 1]; lower for a compressor that loses more. By default,
-            half the share of a normal vector's energy that ``inner`` sends.
+        inner: a contractive compressor with a single ask, such as ``topk(0.1)``.
+        gamma: step size of gossip, in (0, 1]; a compressor that loses more needs a lower one. The
+            default is half of the share of a random vector's squared norm that ``inner`` sends.
 
     Example: ``difference(topk(0.25))``, ``difference(cast(bfloat16), 0.5)``.
 
-    Differs from the paper: the exchange starts with the step and overlaps its gradient, so that a
-    model is mixed before its own update, not after it. Of the neighbours' copies only the weighted
-    sum is kept, as the authors' code does.
+    Differs from the paper: the exchange runs while the gradient is computed, so a model is mixed
+    before the update of the step, not after it. A worker keeps only the weighted sum of the
+    neighbours' public copies, as in the code of the authors.
     """
     check_inner(f"difference({inner})", inner, "difference(topk(0.1))")
     if gamma is not None and not (is_number(gamma) and 0 < gamma <= 1):
@@ -48,27 +48,29 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
     _refuse(inner)
 
     def init(value: Value) -> tuple[Any, Any, Any]:
-        wide = torch.promote_types(value.tensor.dtype, torch.float32)  # small changes must add up
-        x_hat = torch.zeros_like(value.tensor, dtype=wide)
+        # At least float32: in 16 bits, adding a small change would be rounded to no change.
+        copy_dtype = torch.promote_types(value.tensor.dtype, torch.float32)
+        x_hat = torch.zeros_like(value.tensor, dtype=copy_dtype)
         return x_hat, torch.zeros_like(x_hat), inner.init(value)
 
     def flow(value: Value, state: tuple[Any, Any, Any], round: int) -> Flow:
-        x_hat, s, inner_state = state  # the public copy; the weighted sum of all workers' copies
+        x_hat, s, inner_state = state  # x_hat: public copy; s: weighted sum of the workers' copies
         change = value.tensor - x_hat
-        opened = inner.flow(value.with_tensor(change), inner_state, round)
-        mean, mine, inner_state = yield from _unrounded(opened, change.dtype)
+        inner_flow = inner.flow(value.with_tensor(change), inner_state, round)
+        mean, mine, inner_state = yield from _gather_narrow(inner_flow, change.dtype)
         x_hat, s = x_hat + mine.dense(), s + mean
-        like = value.tensor.dtype
-        return Agreed(s.to(like), Dense(x_hat.to(like)), (x_hat, s, inner_state))
+        dtype = value.tensor.dtype
+        return Agreed(s.to(dtype), Dense(x_hat.to(dtype)), (x_hat, s, inner_state))
 
     traits = (inner.traits & Trait.SLICEABLE) | Trait.TRACKS
     option = "" if gamma is None else f", {typed(gamma)}"
     name = f"difference({inner.name}{option})"
-    return Compressor(name, traits, flow, init, inner.add, gamma=gamma or _energy(inner) / 2)
+    step_size = gamma or _sent_energy_share(inner) / 2
+    return Compressor(name, traits, flow, init, inner.add, gamma=step_size)
 
 
-def _unrounded(flow: Flow, dtype: torch.dtype) -> Flow:
-    """Gather narrow numbers and sum them in ``dtype``: rounded sums would let the copies drift."""
+def _gather_narrow(flow: Flow, dtype: torch.dtype) -> Flow:
+    """Run a flow, but sum in ``dtype``: sums in 16 bits would differ from the sum of the copies."""
 
     def answer(ask: Ask) -> Generator[Ask, Any, Any]:
         if isinstance(ask, Mean) and ask.tensor.dtype != dtype:
@@ -78,25 +80,27 @@ def _unrounded(flow: Flow, dtype: torch.dtype) -> Flow:
     return through(flow, answer)
 
 
-def _energy(inner: Compressor) -> float:
-    """Return the share of a normal vector's energy that is sent: the paper's delta, estimated."""
-    x = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0))
+def _sent_energy_share(inner: Compressor) -> float:
+    """Return the share of a random vector's squared norm that ``inner`` sends: about delta."""
+    x = torch.randn(SAMPLE_NUMEL, generator=torch.Generator().manual_seed(0))
     mine = drive(inner.flow(Value(x.clone()), inner.init(Value(x)), 0), alone).mine.dense()
     return float(1 - (x - mine).square().sum() / x.square().sum())
 
 
 def _refuse(inner: Compressor) -> None:
-    has = inner.traits
-    if Trait.LOSSLESS in has:
-        why, instead = "nothing is lost, so a public copy is of no use", inner.name
-    elif has & (Trait.CONSERVING | Trait.TRACKS):
-        why, instead = "it keeps what was not sent, and so does the public copy", inner.name
-    elif has & (Trait.MERGES | Trait.MOMENTUM):
-        why, instead = "its result is not the mean of what each worker sent", "topk"
-    elif Trait.CONTRACTIVE not in has:
-        why, instead = "it is not contractive: the public copy diverges", "topk"
-    elif Trait.ONE_SHOT not in has:
-        why, instead = "its second message needs an answer that neighbours do not share", "topk"
+    name, traits = inner.name, inner.traits
+    if Trait.LOSSLESS in traits:
+        why = f"nothing is lost with {name}, so a public copy is useless"
+    elif traits & (Trait.CONSERVING | Trait.TRACKS):
+        why = f"{name} sends later what it did not send, and so does the public copy"
+    elif traits & (Trait.MERGES | Trait.MOMENTUM):
+        why = f"the result of {name} is not the mean of what the workers sent"
+    elif Trait.CONTRACTIVE not in traits:
+        why = f"{name} is not contractive, so the public copy diverges"
+    elif Trait.ONE_SHOT not in traits:
+        why = f"the second message of {name} needs the first mean, which differs between neighbours"
     else:
         return
+    needless = traits & (Trait.LOSSLESS | Trait.CONSERVING | Trait.TRACKS)
+    instead = f"use {name} alone" if needless else "use difference(topk(0.1))"
     raise ConflictError([Conflict(f"difference x {inner.name}", why, instead)])

@@ -1,4 +1,4 @@
-"""Error feedback: add what was not sent to the value of the next round.
+"""Error feedback: add the compression error of a round to the value of the next round.
 
 References:
     Karimireddy et al., `Error feedback fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
@@ -19,7 +19,7 @@ from shoal.flow import Agreed, Ask, Flow, Mean, through
 
 
 def error_feedback(inner: Compressor) -> Compressor:
-    """Keep what ``inner`` did not send, and add it to the next value.
+    """Compress with ``inner``; keep what it did not send, and add that to the next value.
 
     Args:
         inner: a contractive compressor, such as ``topk(0.01)`` or ``powersgd(4)``.
@@ -37,8 +37,8 @@ def error_feedback(inner: Compressor) -> Compressor:
     def flow(value: Value, state: tuple[Tensor, Any], round: int) -> Flow:
         residual, inner_state = state
         v = add_residual(value.tensor, residual)  # v = g + e
-        opened = inner.flow(value.with_tensor(v, value.out), inner_state, round)
-        mean, mine, inner_state = yield from protect(v, opened)
+        inner_flow = inner.flow(value.with_tensor(v, value.out), inner_state, round)
+        mean, mine, inner_state = yield from protect(v, inner_flow)
         mine.subtract_from(v)  # e = v - C(v)
         return Agreed(mean, mine, (v, inner_state))
 
@@ -47,7 +47,7 @@ def error_feedback(inner: Compressor) -> Compressor:
 
 
 def protect(tensor: Tensor, flow: Flow) -> Flow:
-    """Run a flow on ``tensor``, but send copies where the wire would overwrite it."""
+    """Run a flow that reads ``tensor``; send a copy if a Mean would let the wire overwrite it."""
     memory = tensor.untyped_storage().data_ptr()
 
     def answer(ask: Ask) -> Generator[Ask, Any, Any]:
@@ -59,16 +59,16 @@ def protect(tensor: Tensor, flow: Flow) -> Flow:
 
 
 def _refuse(inner: Compressor) -> None:
+    instead = f"use {inner.name} alone"
     if Trait.LOSSLESS in inner.traits:
-        why, instead = "nothing is lost, so nothing is fed back", inner.name
+        why = f"{inner.name} loses nothing, so there is no error to feed back"
     elif Trait.CONSERVING in inner.traits:
-        why, instead = "it keeps its own residual already", inner.name
+        why = f"{inner.name} keeps its own residual already"
     elif Trait.MOMENTUM in inner.traits:
-        why = "the residual would enter its momentum once more"
-        instead = "momentum_correction(error_feedback(...))"
+        why = f"{inner.name} would add the residual to its momentum once more"
+        instead = "use momentum_correction(error_feedback(...))"
     elif Trait.CONTRACTIVE not in inner.traits:
-        why = "it is not contractive: the residual grows without bound"
-        instead = f"{inner.name} alone"
+        why = f"{inner.name} is not contractive, so the residual grows without bound"
     else:
         return
     raise ConflictError([Conflict(f"error_feedback x {inner.name}", why, instead)])

@@ -1,4 +1,4 @@
-"""eSGD: send entries that proved important first; entries that wait gather momentum.
+"""eSGD: send entries whose sign agreed with the mean before, and the largest of the others.
 
 References:
     Tao & Li, `eSGD: communication efficient distributed deep learning on the edge
@@ -19,20 +19,20 @@ from shoal.notation import check_momentum, typed
 
 
 def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
-    """Send ``ratio`` of the entries, half by hit count, half by size; the rest is sent later.
+    """Send a share of the entries, half by hit count, half by magnitude; send the others later.
 
-    An entry that was sent is a hit if the mean over all workers has the sign of this worker's; if
-    not, its count returns to zero. It keeps residual and momentum itself, so the optimizer must
-    have no momentum.
+    A sent entry is a hit if its mean over all workers has the same sign as on this worker. A hit
+    increases the hit count of the entry by 1; otherwise its count becomes 0. Entries that are not
+    sent stay in a residual with momentum, so the optimizer must have no momentum.
 
     Args:
-        ratio: share of the entries that is sent, in (0, 1]; at least one entry.
-        momentum: of the residual, in [0, 1).
+        ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
+        momentum: factor of the previous momentum, in [0, 1).
 
     Example: ``esgd(0.25)``, ``esgd(0.1, 0.5)``.
 
-    Differs from the paper: there all that was sent is a hit if the loss fell, which no compressor
-    sees, and entries that are no hits are drawn at random.
+    Differs from the paper: there all sent entries are hits if the loss has decreased, which a
+    compressor does not know, and entries without a hit are drawn at random.
     """
     check_ratio("esgd", ratio)
     check_momentum("esgd", momentum)
@@ -60,10 +60,13 @@ def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
 
 
 def important(row: Tensor, hits: Tensor, k: int) -> Tensor:
-    """Return k indices, ascending: k // 2 by hits, larger entries first; the others by size."""
+    """Return k indices, ascending: the k // 2 with the most hits, and the largest of the others.
+
+    Of entries with equally many hits, those of larger magnitude come first.
+    """
     if k == 0:
         return top_k(row, k)[0]
-    size = row.abs().float()
-    size /= size.max().clamp_min(torch.finfo(torch.float32).tiny)  # in [0, 1]
-    most, _ = top_k(hits + size / 2, k // 2)
-    return top_k(size.index_add_(0, most, torch.ones_like(size[most]), alpha=2), k)[0]
+    score = row.abs().float()
+    score /= score.max().clamp_min(torch.finfo(torch.float32).tiny)  # in [0, 1]
+    most_hits, _ = top_k(hits + score / 2, k // 2)
+    return top_k(score.index_add_(0, most_hits, torch.ones_like(score[most_hits]), alpha=2), k)[0]

@@ -1,4 +1,4 @@
-"""No compression: numbers are sent as they are.
+"""No compression: send tensors in their own dtype.
 
 References:
     Li et al., `PyTorch Distributed <https://arxiv.org/abs/2006.15704>`_, 2020 (what DDP sends).
@@ -11,7 +11,7 @@ from shoal.flow import Agreed, Dense, Flow, Mean
 
 
 def exact() -> Compressor:
-    """Send every number as it is; nothing is lost."""
+    """Send tensors uncompressed, in their own dtype; nothing is lost."""
 
     def flow(value: Value, state: None, round: int) -> Flow:
         mean = yield Mean(value.tensor)

@@ -1,7 +1,7 @@
-"""Global top-k: pairs of workers add up their entries and keep the k largest, up a tree.
+"""Global top-k: workers merge their top k entries pairwise along a tree, to the k largest sums.
 
-A message always has k entries, however many workers there are; a gather of each worker's top-k
-grows with their number.
+Every message has k entries, for any number of workers. If instead the top k of all workers were
+gathered, the bytes that a worker receives would grow with the number of workers.
 
 References:
     Shi et al., `A distributed synchronous SGD algorithm with global top-k sparsification for low
@@ -22,16 +22,16 @@ from shoal.notation import typed
 
 
 def gtopk(ratio: float) -> Compressor:
-    """Agree on the ``ratio`` largest entries of the sum, merged in pairs; the rest is sent later.
+    """Add up the largest entries of pairs of workers and keep the largest sums; send others later.
 
     Args:
-        ratio: share of the entries that is agreed on, in (0, 1]; at least one entry.
+        ratio: share of the entries in a message, in (0, 1]; at least one entry is sent.
 
     Example: ``gtopk(0.25)``.
 
-    Differs from the paper: entries that a merge leaves out go to the residual of the rank that
-    merged, which holds them; in the paper each worker looks up what became of its own entries. So
-    nothing is lost, even if two workers sent the same entry, and no further message is needed.
+    Differs from the paper: sums that a merge leaves out are added to the residual of the worker
+    that merged. In the paper each worker keeps those of its own entries that are not in the result.
+    Here nothing is lost, even if two workers sent the same entry.
     """
     sparse.check_ratio("gtopk", ratio)
 
@@ -39,29 +39,33 @@ def gtopk(ratio: float) -> Compressor:
         v = add_residual(value.tensor, state[0])
         numel = v.numel()
         where, values = top_k(v.view(-1), sparse.share(ratio, numel))
-        result = yield Fold(sparse.message(where, values, numel), merging(numel))
-        mine = sparse.spread(where, values, value.tensor)
-        for indices, amounts in result.dropped:  # this rank merged, so it keeps what was left out
+        result = yield Fold(sparse.message(where, values, numel), make_merge(numel))
+        mine = sparse.to_dense(where, values, value.tensor)
+        for indices, amounts in result.dropped:  # left out by this worker's merges: not sent
             sparse.add_at(indices, amounts, mine, -1.0)
         mean = torch.zeros_like(value.tensor)
-        sparse.add_at(sparse.places(result.parts, numel), result.parts[1], mean, 1 / result.workers)
+        indices = sparse.decode_indices(result.parts, numel)
+        sparse.add_at(indices, result.parts[1], mean, 1 / result.workers)
         return Agreed(mean, Dense(mine), (v.sub_(mine),))
 
     traits = Trait.MERGES | Trait.CONSERVING | Trait.SLICEABLE
     return Compressor(f"gtopk({typed(ratio)})", traits, flow, one_residual)
 
 
-def merging(numel: int) -> Merge:
-    """Return the function that merges two messages of k entries into the k largest of their sum."""
+def make_merge(numel: int) -> Merge:
+    """Return a function that merges two messages of k entries.
+
+    It returns the message of the k largest sums, and the (indices, values) that it left out.
+    """
 
     def merge(own: sparse.Parts, other: sparse.Parts) -> tuple[sparse.Parts, sparse.Parts]:
         k = own[1].numel()
-        both = torch.cat([sparse.places(own, numel), sparse.places(other, numel)])
-        where, at = torch.unique(both, return_inverse=True)  # ascending
-        total = own[1].new_zeros(where.numel())
-        total.index_add_(0, at, torch.cat([own[1], other[1]]))
+        both = torch.cat([sparse.decode_indices(own, numel), sparse.decode_indices(other, numel)])
+        where, inverse = torch.unique(both, return_inverse=True)  # ascending
+        sums = own[1].new_zeros(where.numel())
+        sums.index_add_(0, inverse, torch.cat([own[1], other[1]]))
         stays = torch.zeros_like(where, dtype=torch.bool)
-        stays[top_k(total, k)[0]] = True
-        return sparse.message(where[stays], total[stays], numel), (where[~stays], total[~stays])
+        stays[top_k(sums, k)[0]] = True
+        return sparse.message(where[stays], sums[stays], numel), (where[~stays], sums[~stays])
 
     return merge

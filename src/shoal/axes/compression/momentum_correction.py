@@ -1,7 +1,7 @@
 """Momentum correction: each worker applies momentum before compression.
 
-With momentum in the optimizer, an entry that waits in a residual arrives as one late gradient, and
-its momentum starts only then. With momentum before compression, it arrives with its momentum.
+If the optimizer applies momentum, an entry that waits in a residual gets its momentum only after it
+was sent. If momentum is applied before compression, the entry is sent together with its momentum.
 
 References:
     Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018, section 3.1.
@@ -20,9 +20,9 @@ from shoal.notation import check_momentum, typed
 
 
 def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
-    """Send the velocity u = m u + g by ``inner``, in place of the gradient g.
+    """Compress the momentum u = m u + g with ``inner``, in place of the gradient g.
 
-    It applies the momentum itself, so the optimizer must have none.
+    The compressor applies momentum, so the optimizer must have none.
 
     Args:
         inner: a lossy compressor, such as ``error_feedback(topk(0.01))``.
@@ -35,7 +35,7 @@ def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
     check_inner(f"momentum_correction({inner})", inner, example)
     check_momentum("momentum_correction", momentum)
     _refuse(inner)
-    conserving = Trait.CONSERVING in inner.traits  # the residual must stay the first item
+    conserving = Trait.CONSERVING in inner.traits  # then state[0] must be the residual
 
     def init(value: Value) -> tuple[Any, ...]:
         start = inner.init(value)
@@ -45,8 +45,8 @@ def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
         *inner_state, u = state
         u = value.tensor + u * momentum
         before = tuple(inner_state) if conserving else inner_state[0]
-        opened = inner.flow(value.with_tensor(u), before, round)
-        mean, mine, after = yield from protect(u, opened)
+        inner_flow = inner.flow(value.with_tensor(u), before, round)
+        mean, mine, after = yield from protect(u, inner_flow)
         return Agreed(mean, mine, (*(after if conserving else (after,)), u))
 
     option = "" if momentum == 0.9 else f", {typed(momentum)}"
@@ -57,9 +57,10 @@ def momentum_correction(inner: Compressor, momentum: float = 0.9) -> Compressor:
 
 def _refuse(inner: Compressor) -> None:
     if Trait.LOSSLESS in inner.traits:
-        why, instead = "nothing is sent late", f"{inner.name}, and momentum in the optimizer"
+        why = f"{inner.name} loses nothing, so nothing is sent late"
+        instead = f"use {inner.name}, and momentum in the optimizer"
     elif Trait.MOMENTUM in inner.traits:
-        why, instead = "it keeps its own momentum already", inner.name
+        why, instead = f"{inner.name} applies its own momentum", f"use {inner.name} alone"
     else:
         return
     raise ConflictError([Conflict(f"momentum_correction x {inner.name}", why, instead)])

@@ -1,4 +1,4 @@
-"""Natural compression: round each number at random to a power of two; send sign and exponent.
+"""Natural compression: round each number at random to a power of two, and send sign and exponent.
 
 References:
     Horváth et al., `Natural compression <https://arxiv.org/abs/1905.10988>`_, 2019.
@@ -20,14 +20,14 @@ INFINITE = 0x7F800000  # the bits of infinity; those of NaN are higher
 
 
 def natural() -> Compressor:
-    """Send sign and exponent of each number, rounded at random to a power of two, unbiased.
+    """Round each number at random, without bias, to a power of two; send its sign and exponent.
 
-    Takes 9 bits per number, as in the paper: 8 of exponent and 1 of sign. The mantissa is the
-    probability of rounding up: adding random bits to it carries into the exponent with just that
-    probability. The squared error is on average at most an eighth of the squared norm.
+    A number takes 9 bits, as in the paper: 8 for the exponent and 1 for the sign. It is rounded up
+    with a probability equal to its mantissa: random bits are added to the mantissa, and the sum
+    carries into the exponent. The expected squared error is at most 1/8 of the squared norm.
 
-    Differs from the paper: numbers of 64 bits are first rounded to 32; NaN, and numbers rounded up
-    beyond 2^127, arrive as infinite.
+    Differs from the paper: float64 is first rounded to float32; NaN, and numbers that are rounded
+    up above 2^127, are decoded as infinite.
     """
 
     def flow(value: Value, state: None, round: int) -> Flow:
@@ -39,19 +39,19 @@ def natural() -> Compressor:
 
 
 def encode(value: Value, round: int) -> tuple[Tensor, ...]:
-    """Return exponents, a byte each, and signs, eight per byte."""
+    """Return the exponents, one byte each, and the signs, eight in a byte."""
     flat = value.tensor.reshape(-1)
-    chance = generator(value.name, flat, round)
+    rng = generator(value.name, flat, round)
     exponents = flat.new_empty(flat.numel(), dtype=torch.uint8)
     for piece in pieces(flat.numel()):
         magnitude = flat[piece].to(torch.float32).abs().view(torch.int32)
-        up = integers(magnitude.numel(), torch.int32, chance).bitwise_and_(2**MANTISSA - 1)
+        up = integers(magnitude.numel(), torch.int32, rng).bitwise_and_(2**MANTISSA - 1)
         exponents[piece] = magnitude.clamp_(max=INFINITE).add_(up).bitwise_right_shift_(MANTISSA)
     return exponents, pack(flat < 0, 1)
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add powers of two, made by shifting the bits to their places in a float32."""
+    """Add ``weight`` times a message to ``into``; numbers are built from the bits of a float32."""
     exponents, signs = parts[0], unpack(parts[1], 1, into.numel())
 
     def decode(piece: slice) -> Tensor:

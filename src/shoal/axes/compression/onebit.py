@@ -1,4 +1,4 @@
-"""1-bit SGD: one bit per number, decoded to a mean of its column; the error is sent later.
+"""1-bit SGD: send one bit per number and two means per column; send the error later.
 
 References:
     Seide et al., `1-bit stochastic gradient descent
@@ -12,23 +12,22 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import add_pieces, of_blocks, pieces, wide
+from shoal.axes.compression.kit.blocks import add_pieces, block_range, pieces, wide
 from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.flow import Agreed, Flow, Gather
 
-SHORTEST = 64  # numbers of a column: its two means take as many bits as the signs of 64 numbers
+SHORTEST = 64  # fewest numbers in a column: its two means take as many bits as 64 numbers
 
 
 def onebit() -> Compressor:
     """Send 1 bit per number and two means per column; the error is kept and sent later.
 
-    The bit says whether a number is positive. It is decoded to the mean of the positive or of the
-    other numbers of its column. A column is what belongs to one output: a row of torch's weight
-    matrix. Vectors, slices, and matrices with rows shorter than 64 are one column. It keeps its own
-    residual, so it needs no ``error_feedback``.
+    The bit is 1 if a number is positive. A positive number is decoded to the mean of the positive
+    numbers of its column, any other number to the mean of the others. A column holds the weights of
+    one output, which is a row of the weight matrix in torch. Vectors, slices, and matrices with
+    rows shorter than 64 are one column. It keeps a residual, so it needs no ``error_feedback``.
 
-    Differs from the paper: columns are contiguous in torch's memory; the sum over workers is not
-    quantised again, because no worker sends it.
+    Differs from the paper: the sum over workers is not quantised again, because no worker sends it.
     """
 
     def flow(value: Value, state: tuple[Tensor], round: int) -> Flow:
@@ -43,21 +42,21 @@ def onebit() -> Compressor:
 
 
 def columns(tensor: Tensor) -> int:
-    """Return how many columns a tensor has."""
+    """Return the number of columns of a tensor: its first dimension, or 1 if they are too short."""
     if tensor.dim() < 2 or tensor.numel() < SHORTEST * tensor.shape[0] or not tensor.numel():
         return 1
     return tensor.shape[0]
 
 
 def encode(v: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Return the bits, eight per byte, and two means per column, (2, columns)."""
+    """Return the bits, eight in a byte, and the means of ``count`` columns, (2, count)."""
     codes = v.new_empty(v.numel(), dtype=torch.int8)
     length = v.numel() // count
     high, low, ups = v.new_zeros(3, count, dtype=torch.float64)
     for piece in pieces(v.numel(), length if count > 1 else 1):
-        where = of_blocks(piece, length)  # a column may be many pieces, or a piece many columns
+        where = block_range(piece, length)  # one column of many pieces, or many whole columns
         x = v[piece].to(wide(v.dtype)).view(where.stop - where.start, -1)
-        up = torch.gt(x, 0, out=torch.empty_like(x))  # comparing into floats is far faster
+        up = torch.gt(x, 0, out=torch.empty_like(x))  # a float output is far faster than bool
         codes[piece] = up.view(-1)
         ups[where] += up.sum(1)
         high[where] += x.clamp(min=0).sum(1)
@@ -67,12 +66,12 @@ def encode(v: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add for each number the mean that its bit selects."""
+    """Add ``weight`` times a message to ``into``: each number is the mean that its bit selects."""
     ups, (high, low) = unpack(parts[0], 1, into.numel()), parts[1]
     length = into.numel() // high.numel()
 
     def decode(piece: slice) -> Tensor:
-        where = of_blocks(piece, length)
+        where = block_range(piece, length)
         up = ups[piece].to(high.dtype).view(where.stop - where.start, -1)
         return torch.lerp(low[where].unsqueeze(1), high[where].unsqueeze(1), up).view(-1)
 

@@ -1,4 +1,4 @@
-"""PowerSGD: low-rank gradients by one step of power iteration, started from the last result.
+"""PowerSGD: a low-rank gradient by one step of power iteration, started from the previous round.
 
 References:
     Vogels, Karimireddy & Jaggi, `PowerSGD <https://arxiv.org/abs/1905.13727>`_, 2019, Algorithm 1.
@@ -19,18 +19,18 @@ from shoal.notation import is_whole
 
 
 def powersgd(rank: int = 1) -> Compressor:
-    """Send each gradient matrix as two factors of low rank; what these miss is lost.
+    """Approximate each gradient matrix by two factors of low rank, and send these.
 
-    Sends ``rank * (rows + cols)`` numbers in place of ``rows * cols``, in two asks. Vectors, and
-    matrices that would not get smaller, are sent as they are. Use it with ``error_feedback``.
+    Use it with ``error_feedback``. It sends ``rank * (rows + cols)`` numbers in place of ``rows *
+    cols``, in two asks. Vectors, and matrices that would not become smaller, are sent uncompressed.
 
     Args:
-        rank: of the approximation; a higher rank is closer and takes more bytes.
+        rank: rank of the approximation; a higher rank has a smaller error, but takes more bytes.
 
     Example: ``powersgd(1)``, ``powersgd(2)``.
 
-    Differs from the paper: orthogonalises by QR, where the paper uses Gram-Schmidt; q starts from a
-    generator seeded by the parameter's name, so that all workers start with the same.
+    Differs from the paper: p is orthogonalised by QR instead of Gram-Schmidt. The first q is random
+    with a seed that is the hash of the parameter's name, so it is equal on all workers.
     """
     if not is_whole(rank, 1):
         raise BadArgument(f"powersgd({rank})", "rank must be a whole number >= 1")
@@ -49,12 +49,12 @@ def powersgd(rank: int = 1) -> Compressor:
 
 
 def flow(value: Value, state: Tensor | None, round: int) -> Flow:
-    """Run one round; without q in the state, send the tensor as it is.
+    """Run one round for the matrix m. The state is q; if it is None, send the tensor uncompressed.
 
-    1. p = orthogonalise(mean of m q), with q (cols, rank) from the round before.
-    2. q' = mean of p' m; the mean is p q'.
+    1. p = orthogonalise(mean of m q), where q (cols, rank) is from the previous round.
+    2. r = mean of p^T m, (rank, cols). The result is p r, and the next q is r^T.
 
-    In each product the flat matrix stands on the left: the other way takes up to 16 times as long.
+    In each product the left matrix has few rows; the transposed product can take 16 times longer.
     """
     if state is None:
         mine = Dense(value.tensor.clone())
@@ -68,30 +68,30 @@ def flow(value: Value, state: Tensor | None, round: int) -> Flow:
 
 
 class LowRankSent(NamedTuple):
-    """What was sent: the product of p (rows, rank) and factor (rank, cols), in this shape."""
+    """What was sent: the product of p (rows, rank) and factor (rank, cols), viewed as ``shape``."""
 
     p: Tensor
     factor: Tensor
     shape: torch.Size
 
     def dense(self) -> Tensor:
-        """Return the product."""
+        """Return the product of the factors."""
         return (self.p @ self.factor).view(self.shape)
 
     def subtract_from(self, tensor: Tensor) -> None:
-        """Subtract the product in the same pass that computes it."""
+        """Subtract the product from ``tensor`` in place, without a temporary tensor."""
         tensor.view(self.p.shape[0], -1).addmm_(self.p, self.factor, alpha=-1)
 
 
 def orthogonal(p: Tensor) -> Tensor:
-    """Return an orthonormal basis of the columns; QR needs at least single precision."""
+    """Return an orthonormal basis of the columns of p, in p's dtype; QR needs at least float32."""
     wide = p.float() if p.dtype in (torch.float16, torch.bfloat16) else p
     q: Tensor = torch.linalg.qr(wide).Q
     return q.to(p.dtype)
 
 
 def _mean(p: Tensor, q: Tensor, value: Value) -> Tensor:
-    """Return p q, in ``value.out`` if possible: new memory takes longer than the product."""
+    """Return p q, in ``value.out`` if possible: allocating memory takes longer than the product."""
     out = value.out
     if out is None or not out.is_contiguous():
         return (p @ q).view(value.tensor.shape)

@@ -12,28 +12,28 @@ from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
 from shoal.axes.compression.kit.bit_packing import pack, unpack
-from shoal.axes.compression.kit.blocks import add_pieces, blocks, factor, of_blocks, pieces, wide
+from shoal.axes.compression.kit.blocks import add_pieces, block_range, blocks, factor, pieces, wide
 from shoal.axes.compression.kit.stochastic_rounding import generator, rounded
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Gather
 from shoal.notation import is_whole
 
-BUCKET = 512  # as in the paper's experiments: with one norm per tensor, most would round to zero
+BUCKET = 512  # numbers that share a norm; with one norm per tensor, most numbers would become zero
 
 
 def qsgd(levels: int = 16) -> Compressor:
-    """Send each number as one of ``2 * levels + 1`` levels, rounded at random and unbiased.
+    """Round each number at random, without bias, to one of ``2 * levels + 1`` levels.
 
-    Every 512 consecutive numbers share one L2 norm. A number takes as many bits as ``2 * levels +
-    1`` values need: 6 at 16 levels, 5 at 15, 4 at 7, 2 at 1; and 4 bytes per bucket.
+    Every 512 consecutive numbers form a bucket and share one L2 norm. A number takes 6 bits with 16
+    levels, 5 with 15, 4 with 7, and 2 with 1; the norm takes 4 bytes (float64: 8) per bucket.
 
     Args:
-        levels: the paper's s, from 1 to 127: fewer levels take fewer bits and add more noise.
+        levels: s in the paper, from 1 to 127; fewer levels take fewer bits and add more noise.
 
     Example: ``qsgd(16)``.
 
-    Differs from the paper: codes have a fixed width (``coded`` adds Elias coding); a bucket whose
-    norm is too large to be squared in single precision, 1e19, counts as infinite.
+    Differs from the paper: codes have a fixed width (``coded`` adds Elias coding). In float32, a
+    bucket with a norm above about 1e19, whose square overflows, is decoded as not finite.
     """
     if not is_whole(levels, 1, 127):
         raise BadArgument(f"qsgd({levels})", "levels must be a whole number from 1 to 127")
@@ -45,14 +45,14 @@ def qsgd(levels: int = 16) -> Compressor:
 
     def encode(value: Value, round: int) -> tuple[Tensor, ...]:
         flat = value.tensor.reshape(-1)
-        chance = generator(value.name, flat, round)
+        rng = generator(value.name, flat, round)
         codes = flat.new_empty(flat.numel(), dtype=torch.uint8)
         norms = flat.new_empty(-(-flat.numel() // BUCKET), dtype=wide(flat.dtype))
         for piece in pieces(flat.numel(), BUCKET):
             x = blocks(flat[piece], BUCKET)  # (buckets, 512)
             norm = torch.linalg.vector_norm(x, dim=1)
-            norms[of_blocks(piece, BUCKET)] = norm
-            code = rounded(x * factor(norm, levels).unsqueeze(1), levels, chance)
+            norms[block_range(piece, BUCKET)] = norm
+            code = rounded(x * factor(norm, levels).unsqueeze(1), levels, rng)
             codes[piece] = code.view(-1)[: piece.stop - piece.start]
         return pack(codes, width), norms
 
@@ -61,7 +61,7 @@ def qsgd(levels: int = 16) -> Compressor:
 
         def decode(piece: slice) -> Tensor:
             code = blocks(codes[piece], BUCKET).to(norms.dtype).sub_(levels)  # (buckets, 512)
-            numbers = code.mul_(norms[of_blocks(piece, BUCKET)].unsqueeze(1))
+            numbers = code.mul_(norms[block_range(piece, BUCKET)].unsqueeze(1))
             return numbers.view(-1)[: piece.stop - piece.start]
 
         add_pieces(into, weight, decode, block=BUCKET)

@@ -1,6 +1,6 @@
-"""Random-k sparsification: all workers send the same random entries, new ones every round.
+"""Random-k sparsification: all workers send the same random entries, other ones in every round.
 
-All workers draw the same indices, so no index is sent, and values can be summed by any all-reduce.
+All workers draw the same indices, so indices are not sent, and any all-reduce can sum the values.
 
 References:
     Wangni et al., `Gradient sparsification for communication-efficient distributed optimization
@@ -17,21 +17,21 @@ import torch
 from torch import Tensor
 
 from shoal.axes.compression.compressor import Compressor, Trait, Value
-from shoal.axes.compression.kit.sparse import SparseSent, check_ratio, share, spread
+from shoal.axes.compression.kit.sparse import SparseSent, check_ratio, share, to_dense
 from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow, Mean
 from shoal.notation import is_whole, typed
 
 
 def random_k(ratio: float, seed: int = 0) -> Compressor:
-    """Send a random ``ratio`` of the entries, the same on all workers, scaled to be unbiased.
+    """Send a random share of the entries, the same entries on all workers; drop the rest.
 
-    Alone, values are scaled by d / k, which is unbiased. In ``error_feedback``, which sends the
-    other entries later, they are not scaled, which is contractive.
+    If k of d entries are sent, the values are multiplied by d / k, which makes them unbiased.
+    Inside ``error_feedback``, which sends the other entries later, they are not multiplied.
 
     Args:
-        ratio: share of the entries that is sent, in (0, 1]; at least one entry.
-        seed: decides, with the round and the parameter's name, which entries are sent.
+        ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
+        seed: the entries of a round depend on it, on the round and on the parameter's name.
 
     Example: ``random_k(0.25)``, ``random_k(0.5, seed=1)``.
     """
@@ -49,7 +49,7 @@ def random_k(ratio: float, seed: int = 0) -> Compressor:
             values *= row.numel() / max(1, where.numel())
         mine = SparseSent(where, values.clone(), value.tensor)  # the wire may overwrite values
         mean = yield Mean(values)
-        return Agreed(spread(where, mean, value.tensor), mine, state=None)
+        return Agreed(to_dense(where, mean, value.tensor), mine, state=None)
 
     traits = Trait.SLICEABLE | Trait.SUMS
     plain = Compressor(name, traits | Trait.CONTRACTIVE, partial(flow, scales=False))
@@ -58,18 +58,18 @@ def random_k(ratio: float, seed: int = 0) -> Compressor:
 
 
 def draw(k: int, numel: int, key: str) -> Tensor:
-    """Return k different indices below ``numel``, ascending, uniformly drawn; a function of key.
+    """Return k different random indices below ``numel``, ascending; equal keys give equal indices.
 
-    If k is small, draws a few too many, removes duplicates, and chooses k of the rest: a random
-    permutation of all indices would cost a hundred times more.
+    If k is small, it draws more than k indices, removes duplicates, and chooses k of the rest: a
+    random permutation of all indices would take a hundred times longer.
     """
-    chance = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+    rng = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     if 8 * k > numel:
-        return torch.randperm(numel, generator=chance)[:k].sort().values
+        return torch.randperm(numel, generator=rng)[:k].sort().values
     count, different = k + k // 8 + 8, torch.empty(0, dtype=torch.int64)
     while different.numel() < k:
-        different = torch.unique(torch.randint(numel, (count,), generator=chance))  # ascending
+        different = torch.unique(torch.randint(numel, (count,), generator=rng))  # ascending
         count *= 2
     chosen = torch.zeros(different.numel(), dtype=torch.bool)
-    chosen[torch.randperm(different.numel(), generator=chance)[:k]] = True
+    chosen[torch.randperm(different.numel(), generator=rng)[:k]] = True
     return different[chosen]

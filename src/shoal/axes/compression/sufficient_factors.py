@@ -1,4 +1,4 @@
-"""Sufficient factors: a linear layer's gradient is a product of two thin matrices; send these.
+"""Sufficient factors: the gradient of a linear layer is a product of two matrices; send these.
 
 References:
     Zhang et al., `Poseidon <https://arxiv.org/abs/1706.03292>`_, 2017, Section 3.2.
@@ -19,26 +19,27 @@ from shoal.flow import Agreed, Dense, Flow, Gather, Mean
 
 
 def sufficient_factors() -> Compressor:
-    """Send a linear layer's gradient as its two factors where they are smaller; nothing is lost.
+    """Send the two factors of a linear layer's gradient if they are smaller; nothing is lost.
 
-    With a batch of K, a gradient of M x N is the sum of u v^T over K pairs: K (M + N) numbers. All
-    other tensors are sent as they are, and so is a gradient that has other terms (from a shared
-    weight, or a penalty), which a random projection detects.
+    For a batch of K rows, a gradient (M, N) is the product of factors (K, M) and (K, N), which have
+    K (M + N) numbers. All other tensors are sent uncompressed. So is a gradient that is not equal
+    to the product, for example of a shared weight or with a penalty term; a random projection
+    detects this.
 
     Differs from the paper: the choice depends on the size of one message, not on the number of
-    workers and servers; if K is too large on one worker, all workers send the matrix.
+    workers and servers. If K is too large on one worker, all workers send the matrix.
     """
 
     def flow(value: Value, state: None, round: int) -> Flow:
-        tensor, most = value.tensor, worth(value.tensor)
-        bound = None
-        if most > 0:
+        tensor, limit = value.tensor, max_rows(value.tensor)
+        common_rows = None
+        if limit > 0:
             u, v = factors(value, round)
-            count = u.shape[0] if tensor.shape == (u.shape[1], v.shape[1]) else None
-            bound = yield from agree(count, most, tensor)
-        if bound is None:
+            rows = u.shape[0] if tensor.shape == (u.shape[1], v.shape[1]) else None
+            common_rows = yield from agree(rows, limit, tensor)
+        if common_rows is None:
             return Agreed((yield Mean(tensor)), Dense(tensor), None)
-        sent = (filled(u, bound), filled(v, bound))
+        sent = (pad_rows(u, common_rows), pad_rows(v, common_rows))
         return Agreed((yield Gather(sent, add, tensor)), Dense(tensor), None)
 
     traits = Trait.LOSSLESS | Trait.UNBIASED | Trait.FACTORS
@@ -46,13 +47,13 @@ def sufficient_factors() -> Compressor:
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add the product of the factors."""
+    """Add ``weight`` times the product of the factors to ``into``, in place."""
     u, v = (part.to(into.dtype) for part in parts)  # (K, M), (K, N)
     into.addmm_(u.T, v, alpha=weight)
 
 
-def worth(tensor: Tensor) -> int:
-    """Return the largest K for which factors, and the ask for K, are smaller than the matrix."""
+def max_rows(tensor: Tensor) -> int:
+    """Return the largest K for which the factors and the ask for K are smaller than the matrix."""
     if tensor.dim() != 2:
         return 0
     rows, cols = tensor.shape
@@ -60,7 +61,7 @@ def worth(tensor: Tensor) -> int:
 
 
 def factors(value: Value, round: int) -> tuple[Tensor, Tensor]:
-    """Return u (K, M) and v (K, N) with u.T @ v the gradient; empty ones if there are none."""
+    """Return u (K, M) and v (K, N), where u.T @ v is the gradient; empty tensors if unknown."""
     g, none = value.tensor, value.tensor.new_empty(0, 0)
     if value.factors is None:
         return none, none
@@ -70,12 +71,12 @@ def factors(value: Value, round: int) -> tuple[Tensor, Tensor]:
     seed = zlib.crc32(f"{value.name}/{round}".encode())
     x = torch.randn(len(g.T), generator=torch.Generator().manual_seed(seed)).to(g)
     expected, product = g @ x, u.T @ (v @ x)
-    off = torch.linalg.vector_norm(expected - product)
-    near = torch.finfo(g.dtype).eps ** 0.5 * torch.linalg.vector_norm(expected)
-    return (u, v) if bool(off <= near) else (none, none)
+    error = torch.linalg.vector_norm(expected - product)
+    tolerance = torch.finfo(g.dtype).eps ** 0.5 * torch.linalg.vector_norm(expected)
+    return (u, v) if bool(error <= tolerance) else (none, none)
 
 
-def filled(factor: Tensor, count: int) -> Tensor:
-    """Pad a factor with rows of zeros, which add nothing, to the common size."""
+def pad_rows(factor: Tensor, count: int) -> Tensor:
+    """Return a factor with ``count`` rows: rows of zeros, which add nothing, are appended."""
     rest = factor.new_zeros(count - factor.shape[0], factor.shape[1])
     return torch.cat([factor, rest])

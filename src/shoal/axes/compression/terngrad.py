@@ -1,4 +1,4 @@
-"""TernGrad: round each number at random to zero or plus or minus the largest magnitude.
+"""TernGrad: round each number at random to -s, 0 or s, where s is the largest magnitude.
 
 References:
     Wen et al., `TernGrad <https://arxiv.org/abs/1705.07878>`_, 2017, Equations 1 to 3.
@@ -17,13 +17,13 @@ from shoal.flow import Agreed, Flow, Gather
 
 
 def terngrad() -> Compressor:
-    """Send -1, 0 or 1 for each number, unbiased, and the largest magnitude of the tensor.
+    """Send -1, 0 or 1 for each number, at random and without bias, and the largest magnitude.
 
-    Takes 2 bits per number and one scale per tensor. A number g is sent with probability
-    |g| / max|g|, so heavy tails add much noise.
+    A message has 2 bits per number and one scale per tensor. A number g is rounded to nonzero with
+    probability |g| / max|g|, so one very large number makes all others noisy.
 
-    Differs from the paper: no clipping at 2.5 sigma, which is biased (use ``distribute(clip=)``);
-    each worker has its own scale, because messages are decoded before they are summed.
+    Differs from the paper: gradients are not clipped at 2.5 sigma, because clipping is biased (use
+    ``distribute(clip=)``). Each worker has its own scale, because messages are decoded one by one.
     """
 
     def flow(value: Value, state: None, round: int) -> Flow:
@@ -35,18 +35,18 @@ def terngrad() -> Compressor:
 
 
 def encode(value: Value, round: int) -> tuple[Tensor, ...]:
-    """Return the codes, four per byte, and the scale."""
+    """Return the codes 0, 1 or 2, four in a byte, and the scale s."""
     flat = value.tensor.reshape(-1)
-    chance = generator(value.name, flat, round)
+    rng = generator(value.name, flat, round)
     s = abs_max(flat).to(wide(flat.dtype))  # (1,)
     up = factor(s, 1)
     codes = flat.new_empty(flat.numel(), dtype=torch.uint8)
     for piece in pieces(flat.numel()):
-        codes[piece] = rounded(flat[piece] * up, 1, chance)
+        codes[piece] = rounded(flat[piece] * up, 1, rng)
     return pack(codes, 2), s
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add -s, 0 or s."""
+    """Add ``weight`` times a message to ``into``: -s, 0 or s for each number."""
     codes, s = unpack(parts[0], 2, into.numel()), parts[1]
     add_pieces(into, weight, lambda piece: codes[piece].to(s.dtype).sub_(1).mul_(s))

@@ -1,4 +1,4 @@
-"""Threshold sparsification: entries whose sum has reached tau are sent as plus or minus tau.
+"""Threshold sparsification: send tau or -tau for an entry when its residual has reached tau.
 
 References:
     Strom, `Scalable distributed DNN training using commodity GPU cloud computing
@@ -23,23 +23,23 @@ from shoal.notation import is_number, typed
 
 
 def threshold(tau: float, ratio: float = 0.01) -> Compressor:
-    """Send plus or minus tau for entries whose sum has reached it; the rest is sent later.
+    """Send tau or -tau for entries whose residual has reached tau; the rest is sent later.
 
-    It keeps its own residual, so it needs no ``error_feedback``.
+    It keeps a residual, the sum of what was not sent, so it needs no ``error_feedback``.
 
     Args:
-        tau: the sum at which an entry is sent, and the amount that is sent.
-        ratio: room in a message, as a share of the entries; the largest sums go first.
+        tau: an entry is sent when the magnitude of its residual is >= tau; then tau is sent.
+        ratio: entries in a message, as a share of all entries; the largest residuals are sent.
 
     Example: ``threshold(0.05, 0.5)``.
 
-    Differs from the paper: there a message is as long as needed. Here all workers' messages have
-    room for the same number of entries, so that no size is sent; entries that find no room wait in
-    the residual, and unused room is filled with zeros. An entry takes 2 bits and its index.
+    Differs from the paper: there a message is as long as needed. Here the messages of all workers
+    have the same number of entries, so that no size must be sent. Entries beyond this number wait
+    in the residual; if there are fewer, zeros are sent. An entry takes 2 bits and its index.
     """
     if not (is_number(tau) and 0 < tau < math.inf):
         raise BadArgument(f"threshold({tau})", "tau must be positive, for example threshold(0.001)")
-    sparse.check_ratio(f"threshold({typed(tau)}, ratio)", ratio)
+    sparse.check_ratio("threshold", ratio, before=f"{typed(tau)}, ")
 
     def add(parts: sparse.Parts, into: Tensor, weight: float) -> None:
         k = sparse.share(ratio, into.numel())

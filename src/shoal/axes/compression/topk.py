@@ -1,4 +1,4 @@
-"""Top-k sparsification: send the k largest entries and drop the rest.
+"""Top-k sparsification: send the k entries of largest magnitude, and drop the rest.
 
 References:
     Aji & Heafield, `Sparse communication for distributed gradient descent
@@ -17,10 +17,10 @@ from shoal.notation import typed
 
 
 def topk(ratio: float) -> Compressor:
-    """Send the ``ratio`` largest entries in magnitude and drop the rest; use ``error_feedback``.
+    """Send the entries of largest magnitude and drop the rest; use it with ``error_feedback``.
 
     Args:
-        ratio: share of the entries that is sent, in (0, 1]; at least one entry.
+        ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
 
     Example: ``topk(0.25)``, ``topk(1)``.
     """

@@ -1,4 +1,4 @@
-"""MXNet's 2-bit compression: send plus or minus a threshold once a sum has reached it.
+"""MXNet's 2-bit compression: send a threshold, with its sign, when a residual has reached it.
 
 References:
     Apache MXNet, `Gradient compression
@@ -24,12 +24,12 @@ from shoal.notation import is_number, typed
 def twobit(threshold: float) -> Compressor:
     """Send -threshold, 0 or +threshold for each number; the rest is kept and sent later.
 
-    Takes 2 bits per number and one number per tensor. It keeps its own residual, so it needs no
-    ``error_feedback``. A round sends at most one threshold per number: with a threshold far below
-    the gradients the residual grows, and with one far above them numbers are sent late.
+    A message has 2 bits per number, and the threshold. The compressor keeps a residual, so it needs
+    no ``error_feedback``. A round sends at most one threshold per number: if the threshold is far
+    below the gradients, the residual grows; if it is far above them, numbers are sent late.
 
     Args:
-        threshold: the amount that is sent, > 0; about as large as the larger gradients.
+        threshold: the magnitude that is sent, > 0; choose the magnitude of the larger gradients.
 
     Example: ``twobit(0.05)``.
     """
@@ -48,12 +48,12 @@ def twobit(threshold: float) -> Compressor:
 
 
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
-    """Return codes 0, 1, 2 for down, stay, up, four per byte; and the threshold, NaN if any is."""
+    """Return codes 0, 1, 2 for -t, 0, t, four in a byte; and t, which is NaN if a number is NaN."""
     codes = flat.new_empty(flat.numel(), dtype=torch.int8)
     t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
     for piece in pieces(flat.numel()):
         x = flat[piece].to(t.dtype)
-        up, down = torch.empty_like(x), torch.empty_like(x)  # comparing into floats is far faster
+        up, down = torch.empty_like(x), torch.empty_like(x)  # a float output is far faster
         torch.ge(x, threshold, out=up)
         torch.le(x, -threshold, out=down)
         codes[piece] = up.sub_(down).add_(1)
@@ -62,6 +62,6 @@ def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
 
 
 def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
-    """Add -t, 0 or t."""
+    """Add ``weight`` times a message to ``into``: -t, 0 or t for each number."""
     codes, t = unpack(parts[0], 2, into.numel()), parts[1]
     add_pieces(into, weight, lambda piece: codes[piece].to(t.dtype).sub_(1).mul_(t))

@@ -218,7 +218,7 @@ class Engine:
     def _exposed(self) -> AbstractContextManager[None]:
         """Count the time spent inside as exposed communication."""
         stopwatch = self.exchange.stopwatch
-        return nullcontext() if stopwatch is None else stopwatch.standing()
+        return nullcontext() if stopwatch is None else stopwatch.exposed_wait()
 
     def close(self) -> None:
         """Remove the hooks and end the queue."""

@@ -1,12 +1,12 @@
-"""The laws of every axis: run them on a technique of your own.
+"""The laws of every axis: tests that every technique must pass, including a technique of your own.
 
 >>> from shoal.axes.compression import topk
 >>> from shoal.testing.contracts import check, check_member
->>> check(topk(0.1))        # one value: every law of its axis
->>> check_member(topk)      # the function: its docstring, its samples, and the laws of each sample
+>>> check(topk(0.1))        # runs every law of the axis on one value
+>>> check_member(topk)      # checks the docstring of the function, and runs all laws on its samples
 
-A law that does not hold raises ``AssertionError``, which names the member, the case and the law.
-``laws_of(value)`` gives the laws one by one, to be listed in ``pytest.mark.parametrize``.
+A law that does not hold raises ``AssertionError``, which names the technique, the case, and what is
+wrong. ``laws_of(value)`` returns the laws as a tuple, for ``pytest.mark.parametrize``.
 """
 
 from shoal.testing.contracts.member import check, check_member, laws_of, make, samples

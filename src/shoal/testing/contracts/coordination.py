@@ -1,4 +1,4 @@
-"""Laws of every coordination: conditions on W that keep the mean of all workers."""
+"""Laws of every coordination, most of them about W, its mixing matrix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXACT = 1e-12
 
 
 def rows_and_columns_of_w_sum_to_one(coordination: Coordination) -> None:
-    """W is doubly stochastic: every worker has the same weight."""
+    """W is doubly stochastic: it has no negative entry, and rows and columns sum to one."""
     for label, w in _matrices(coordination):
         n = len(w)
         right = w.shape == (n, n) and w.dtype == torch.float64
@@ -26,15 +26,15 @@ def rows_and_columns_of_w_sum_to_one(coordination: Coordination) -> None:
 
 
 def mixing_keeps_the_mean(coordination: Coordination) -> None:
-    """The mean of all models is the same before and after a round."""
+    """The mean of all models does not change in a round."""
     chance = torch.Generator().manual_seed(0)
     for label, w in _matrices(coordination):
         x = torch.randn(len(w), 6, generator=chance, dtype=torch.float64)
-        require(close((w @ x).mean(0), x.mean(0), EXACT), f"{label}: W moves the mean")
+        require(close((w @ x).mean(0), x.mean(0), EXACT), f"{label}: W changes the mean")
 
 
 def rounds_bring_all_workers_together(coordination: Coordination) -> None:
-    """As many rounds as there are workers connect all of them: disagreement shrinks."""
+    """After n rounds with n workers, each has received from all others: differences shrink."""
     for n in WORKERS:
         w = torch.eye(n, dtype=torch.float64)
         for round in range(n):
@@ -44,24 +44,24 @@ def rounds_bring_all_workers_together(coordination: Coordination) -> None:
 
 
 def w_is_the_same_on_every_worker(coordination: Coordination) -> None:
-    """W is a function of workers and round, and of nothing else."""
+    """W depends only on the number of workers and the round."""
     for label, w in _matrices(coordination):
         n, round = len(w), int(label.rpartition(" ")[2])
         again = coordination.mixing(n, round)
-        require(torch.equal(w, again), f"{label}: W differs when computed twice")
+        require(torch.equal(w, again), f"{label}: two calls return different W")
 
 
 def neighbours_are_mutual(coordination: Coordination) -> None:
-    """Among peers, neighbours are mutual: W is symmetric."""
+    """Via peers, W is symmetric: if i receives from j, then j receives from i."""
     if coordination.via == "peers":
         for label, w in _matrices(coordination):
             require(close(w, w.T, EXACT), f"{label}: W is not symmetric")
 
 
 def servers_are_there_when_a_server_carries(coordination: Coordination) -> None:
-    """There are extra processes if and only if servers carry messages."""
-    serves = coordination.via == "server"
-    require(serves == (coordination.servers > 0), f"{coordination}: {coordination.servers} servers")
+    """There are server processes if and only if messages go via servers."""
+    via, servers = coordination.via, coordination.servers
+    require((via == "server") == (servers > 0), f"{coordination}: via {via} with {servers} servers")
 
 
 def _matrices(coordination: Coordination) -> list[tuple[str, Tensor]]:

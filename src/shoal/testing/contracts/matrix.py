@@ -1,7 +1,7 @@
-"""All combinations of techniques: which are legal, which compute the same, which cover all pairs.
+"""List combinations of techniques: the legal ones, those that compute the same, and a covering set.
 
-Any combination of the six axes must either train, or be refused with a reason. These functions test
-that without running the same computation twice under different names.
+Any combination of the six axes must either train, or be refused with a reason. These functions help
+to test this without running the same computation twice under different names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORLDS = range(1, 9)
 
 
 def samples_by_axis(*own: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return every sample of every member, by axis; with members of the caller's ``own``."""
+    """Return all samples of Shoal's techniques and of the functions ``own``, by axis."""
     made = {axis: [make(t) for f in fs for t in samples(f)] for axis, fs in AXES.items()}
     kinds = {type(values[0]): axis for axis, values in made.items()}
     for function in own:
@@ -42,18 +42,18 @@ def products(techniques: ByAxis) -> Iterator[dict[str, Any]]:
 
 
 def legal(product: Mapping[str, Any]) -> Strategy | None:
-    """Return the strategy of a combination, or None if it is refused with a reason."""
+    """Return the strategy of a combination; None if it is refused with a reason, else raise."""
     try:
         return Strategy(**product)
     except ConflictError as error:
         if any(not (c.what and c.why and c.instead) for c in error.conflicts):
-            why = f"{product}: a conflict without a reason or an alternative"
+            why = f"{product}: a conflict has no reason or no alternative"
             raise AssertionError(why) from error
         return None
 
 
 def facts(technique: Any) -> Hashable:
-    """Return all that rules may decide on: what a technique declares, not its name.
+    """Return the properties of a technique that rules may read: its compared fields but the name.
 
     For a route: whether it is native, and which numbers of workers it refuses.
     """
@@ -75,7 +75,7 @@ def kinds(techniques: ByAxis) -> list[list[list[Any]]]:
 
 
 def legal_products(techniques: ByAxis) -> list[tuple[Any, ...]]:
-    """Return every legal combination; those of equal facts are decided once."""
+    """Return every legal combination; the rules run once for all combinations of equal facts."""
     rows: list[tuple[Any, ...]] = []
     for row in itertools.product(*kinds(techniques)):
         if legal({axis: kind[0] for axis, kind in zip(techniques, row, strict=True)}) is not None:
@@ -84,11 +84,11 @@ def legal_products(techniques: ByAxis) -> list[tuple[Any, ...]]:
 
 
 def computation(s: Strategy) -> tuple[object, ...]:
-    """Return what the result of a strategy depends on: equal keys train alike.
+    """Return a key: strategies with equal keys compute the same.
 
-    Every route computes the same sum. The order of messages matters only if tensors are cut, and
-    that only to compressors that look at more than one entry. A mean over all is the same on every
-    wire. Cuts inside a replica do not change what replicas agree on.
+    All routes compute the same sum. A schedule changes the result only if it slices tensors, and
+    only for a compressor that is not ELEMENTWISE. The mean over all workers is the same on every
+    wire. How a replica is cut does not change what the replicas average.
     """
     cut = s.scheduling.name if s.scheduling.slices else "whole"
     return (
@@ -102,10 +102,10 @@ def computation(s: Strategy) -> tuple[object, ...]:
 
 
 def cover(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
-    """Return few rows that contain every combination of ``strength`` entries of all rows.
+    """Return the indices of a few rows with every combination of ``strength`` entries of all rows.
 
-    Greedy: the row with the most new combinations comes next. This number only ever shrinks, so a
-    heap of old numbers finds the best row without counting all of them again.
+    Greedy: the row with the most new combinations is chosen next. The number of new combinations of
+    a row never grows, so a heap of old numbers finds this row without counting for all rows again.
     """
     offers: list[set[Hashable]]
     offers = [set(itertools.combinations(enumerate(row), strength)) for row in rows]

@@ -1,4 +1,4 @@
-"""Laws of every partition: degrees multiply, and ranks that do not fit are refused."""
+"""Laws of every partition: degrees multiply, and numbers of ranks that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from shoal.testing.contracts.require import require
 
 
 def degrees_multiply_to_the_ranks(partition: Partition) -> None:
-    """A replica has shard x tensor x pipe ranks, and ``replicas`` inverts that."""
+    """A replica has shard x tensor x pipe ranks; ``replicas`` divides by this number."""
     ranks = partition.shard * partition.tensor * partition.pipe
-    require(partition.ranks == ranks, f"{partition}: {partition.ranks} ranks, not {ranks}")
-    require(partition.cuts == (ranks > 1), f"{partition}: cuts")
+    require(partition.ranks == ranks, f"{partition}: it has {partition.ranks} ranks, not {ranks}")
+    require(partition.cuts == (ranks > 1), f"{partition}: cuts is wrong for {ranks} ranks")
     for replicas in (1, 2, 5) if partition.data is None else (partition.data,):
         result = partition.replicas(replicas * ranks)
-        require(result == replicas, f"{partition}: {result} replicas of {replicas * ranks} ranks")
+        require(result == replicas, f"{partition}: it makes {result} replicas, not {replicas}")
 
 
 def ranks_that_do_not_fit_are_refused(partition: Partition) -> None:
-    """The error names how many ranks there are and what the degrees multiply to."""
+    """``replicas`` raises; the error names the number of ranks and the product of the degrees."""
     each = partition.ranks * (partition.data or 1)
     wrong = each + 1
     if partition.data is None and wrong % partition.ranks == 0:
-        return  # any number of ranks makes whole replicas
+        return  # every number of ranks fits
     try:
         partition.replicas(wrong)
     except UsageError as error:
         text = str(error)
-        require(str(wrong) in text and str(each) in text, f"{partition}: {text!r} names no numbers")
+        require(str(wrong) in text and str(each) in text, f"{text!r} must name {wrong} and {each}")
         return
-    raise AssertionError(f"{partition} takes {wrong} ranks")
+    raise AssertionError(f"{partition} must refuse {wrong} ranks")
 
 
 def data_is_its_neutral_element(partition: Partition) -> None:
-    """Multiplying by ``data`` changes nothing, from either side."""
-    require(partition * Partition() == partition, f"{partition} * data is another")
-    require(Partition() * partition == partition, f"data * {partition} is another")
+    """``partition * data`` and ``data * partition`` are equal to the partition."""
+    require(partition * Partition() == partition, f"{partition} * data is not {partition}")
+    require(Partition() * partition == partition, f"data * {partition} is not {partition}")
 
 
 def it_reads_back_as_it_is_written(partition: Partition) -> None:
-    """This includes products, which no single function returns."""
+    """The repr of a partition, which may be a product, parses to an equal partition."""
     read = notation.call(repr(partition), FUNCTIONS, "technique")
-    require(read == partition, f"{partition} reads back as {read}")
+    require(read == partition, f"{partition} is parsed as {read}")
 
 
 LAWS = (

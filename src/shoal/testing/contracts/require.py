@@ -1,4 +1,4 @@
-"""Raise AssertionError if a law does not hold; ``assert`` is left out under ``python -O``."""
+"""Check a law, and compare results. ``assert`` is not used, because ``python -O`` removes it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from shoal.flow import Agreed
 
 
 def require(holds: bool, *message: object) -> None:
-    """Raise unless the law holds; the parts of the message are joined only then."""
+    """Raise AssertionError unless ``holds``; the parts of the message are joined by spaces."""
     if not holds:
         raise AssertionError(" ".join(map(str, message)))
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Return whether two tensors agree, relative to the largest entry (and 1)."""
+    """Return whether no entry differs by more than ``tolerance * (1 + largest magnitude)``."""
     if a.shape != b.shape:
         return False
     if a.numel() == 0:
@@ -26,7 +26,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def same(a: object, b: object) -> bool:
-    """Return whether two states are equal to the last bit: tensors, numbers and containers."""
+    """Return whether two nested containers of tensors and numbers are exactly equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, Agreed) and isinstance(b, Agreed):

@@ -1,4 +1,4 @@
-"""Laws of every schedule: all bytes are sent once, none before they exist, in one order."""
+"""Laws of every schedule: each byte is sent once, after backward has computed it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from shoal.axes.scheduling import Layer, Schedule, Slice, Task
 from shoal.testing.contracts.require import require
 
-GRAIN = 16  # bytes: a cut never splits a number of any type
+GRAIN = 16  # bytes: the largest dtype; slices start at multiples, so they never split a number
 
 
 def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
-    """Check every law for one list of layers."""
+    """Check the plan of a schedule for one list of layers."""
     tasks = schedule.plan(layers, cost)
     label = f"{schedule} of {[layer.nbytes for layer in layers]} bytes:"
-    require(tasks == schedule.plan(layers, cost), f"{label} another order when planned twice")
+    require(tasks == schedule.plan(layers, cost), f"{label} two calls return different plans")
     for phase in ("scatter", "gather") if schedule.scatters else ("reduce",):
         _every_byte_goes_once([t for t in tasks if t.phase == phase], layers, f"{label} {phase}:")
     _what_is_gathered_was_scattered(tasks, label)
@@ -26,13 +26,13 @@ def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
 
 
 def plans_of_few_layers(schedule: Schedule) -> None:
-    """Plans of no layer, of one, of empty ones, and of one much larger than the others."""
+    """Check plans of no layer, one layer, empty layers, and layers of very different sizes."""
     for sizes in ((), (0,), (16,), (0, 64, 0), (2**21, 16, 2**20), (48,) * 9):
         check_plan(schedule, [Layer(f"l{i}", n, 1e-3, 2e-3) for i, n in enumerate(sizes)])
 
 
 def plans_of_many_layers(schedule: Schedule) -> None:
-    """Plans of layers with random sizes and times."""
+    """Check plans of layers with random sizes and times."""
     chance = random.Random(0)
     for _ in range(12):
         count = chance.randrange(1, 20)
@@ -40,7 +40,7 @@ def plans_of_many_layers(schedule: Schedule) -> None:
 
 
 def cost(nbytes: int) -> float:
-    """Return the seconds of a message: 50 us and 1 GB/s."""
+    """Return the seconds of a message: 50 microseconds, plus its bytes at 1 GB/s."""
     return 5e-5 + nbytes * 1e-9
 
 
@@ -51,64 +51,65 @@ def _layer(chance: random.Random, index: int) -> Layer:
 
 def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], label: str) -> None:
     pieces = sorted(piece for task in tasks for piece in task.slices)
-    at = dict.fromkeys(range(len(layers)), 0)
+    sent_to = dict.fromkeys(range(len(layers)), 0)  # layer -> end of the bytes sent so far
     for layer, start, stop in pieces:
-        require(layer in at, label, "there is no such layer as", layer)
-        require(start == at[layer] and start <= stop, label, "layer", layer, "at byte", start)
-        at[layer] = stop
+        require(layer in sent_to, label, "there is no such layer as", layer)
+        adjacent = start == sent_to[layer] and start <= stop
+        require(adjacent, label, "a gap or overlap in layer", layer, "at byte", start)
+        sent_to[layer] = stop
     for index, (_, nbytes, *_) in enumerate(layers):
-        require(at[index] == nbytes, f"{label} layer {index} ends at byte {at[index]}")
+        require(sent_to[index] == nbytes, label, "layer", index, "ends at byte", sent_to[index])
     sent = {piece.layer for piece in pieces}
-    require(sent == set(range(len(layers))), f"{label} layers without a task")
+    require(sent == set(range(len(layers))), f"{label} there are layers without a task")
 
 
 def _what_is_gathered_was_scattered(tasks: Sequence[Task], label: str) -> None:
-    """A gather follows a scatter of the same slices, and no phase is mixed with whole sums."""
+    """Each gather follows a scatter of the same slices; a plan with these has no reduce."""
     scattered: set[tuple[Slice, ...]] = set()
     kinds = {task.phase == "reduce" for task in tasks}
-    require(len(kinds) < 2, label, "some sums are scattered, some are not")
+    require(len(kinds) < 2, label, "the plan has reduce tasks and scatter or gather tasks")
     for task in tasks:
         if task.phase == "scatter":
             scattered.add(task.slices)
         elif task.phase == "gather":
-            require(task.slices in scattered, label, task, "gathers what was not scattered")
+            require(task.slices in scattered, label, task, "gathers slices that were not scattered")
 
 
 def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, label: str) -> None:
-    """Backward runs from the last layer to the first."""
+    """A task starts after backward of its first layer, because backward ends with layer 0."""
     kind, layer = task.ready
     require(kind == "backward", label, task, "does not wait for backward")
     first = min(piece.layer for piece in task.slices)
-    require(layer <= first, label, task, "goes after backward of", layer)
-    require(schedule.overlaps or layer == 0, label, "goes during backward, but claims not to")
+    require(layer <= first, label, task, "starts after backward of layer", layer, "not", first)
+    require(schedule.overlaps or layer == 0, label, "starts during backward without overlaps")
 
 
 def _arrives_in_time(schedule: Schedule, task: Task, label: str) -> None:
     kind, layer = task.due
-    require(kind in ("update", "forward"), label, "is due at", task.due)
+    require(kind in ("update", "forward"), label, task, "must be due at an update or a forward")
     if kind == "forward":
-        require(schedule.early, label, "is due at a forward, but claims not to be early")
+        require(schedule.early, label, task, "is due at a forward, but the schedule is not early")
         first = min(piece.layer for piece in task.slices)
-        require(layer <= first, label, task, "arrives after its forward")
+        require(layer <= first, label, task, "is due after the forward that needs it")
 
 
 def _is_one_range(task: Task, layers: Sequence[Layer], label: str) -> None:
-    """A message is one range of memory, in which layers lie from the last to the first."""
+    """A task is one range of the flat memory, in which the last layer comes first."""
     for piece in task.slices:
         whole = piece.stop - piece.start == layers[piece.layer].nbytes
-        require(whole or piece.start % GRAIN == 0, label, piece, "cuts a number in two")
+        require(whole or piece.start % GRAIN == 0, label, piece, "may cut a number in two")
     order = [piece.layer for piece in task.slices]
     downwards = list(range(order[0], order[0] - len(order), -1))
-    require(order == downwards, label, order, "are not neighbours in backward order")
+    require(order == downwards, label, order, "must be consecutive layers in backward order")
 
 
 def uncut_unless_slices_is_set(schedule: Schedule) -> None:
-    """Only a schedule that slices may cut a tensor."""
+    """Only a schedule that sets ``slices`` may cut a tensor."""
     layers = [Layer(f"l{i}", 2**21 + 16 * i, 1e-3, 2e-3) for i in range(2)]
     for task in schedule.plan(layers, cost):
         for piece in task.slices:
             whole = (piece.start, piece.stop) == (0, layers[piece.layer].nbytes)
-            require(schedule.slices or whole, schedule, "cuts", piece, "but claims not to")
+            require(schedule.slices or whole, schedule, "cuts", piece, "but does not set slices")
 
 
 LAWS = (plans_of_few_layers, plans_of_many_layers, uncut_unless_slices_is_set)

@@ -1,4 +1,4 @@
-"""Laws of every synchrony: a bound on staleness, and no deadlock."""
+"""Laws of every synchrony: no worker is further ahead than ``staleness``, and none deadlocks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from shoal.testing.contracts.require import require
 
 
 def its_numbers_make_sense(synchrony: Synchrony) -> None:
-    """A period is a whole number from 1 up; staleness is a number from 0 up, or inf."""
+    """The period is a whole number >= 1; staleness is a number >= 0, or inf."""
     period, staleness = synchrony.period, synchrony.staleness
-    require(isinstance(period, int) and period >= 1, f"{synchrony}: period {period}")
-    require(staleness >= 0 and not math.isnan(staleness), f"{synchrony}: staleness {staleness}")
+    require(isinstance(period, int) and period >= 1, f"{synchrony}: bad period {period}")
+    require(staleness >= 0, f"{synchrony}: staleness is {staleness}, but must be >= 0")
 
 
 def waiting_and_freedom_are_the_ends_of_staleness(synchrony: Synchrony) -> None:
-    """Staleness 0 waits for all, inf for none."""
-    require(synchrony.waits == (synchrony.staleness == 0), f"{synchrony}: waits")
-    require(synchrony.free == math.isinf(synchrony.staleness), f"{synchrony}: free")
+    """``waits`` means staleness 0, and ``free`` means staleness inf."""
+    require(synchrony.waits == (synchrony.staleness == 0), f"{synchrony}: waits is wrong")
+    require(synchrony.free == math.isinf(synchrony.staleness), f"{synchrony}: free is wrong")
 
 
 def no_worker_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
-    """A step starts at most ``staleness`` clocks ahead of the slowest; one may always start."""
+    """A starting worker is at most ``staleness`` clocks ahead; at least one may always start."""
     chance = random.Random(0)
     for workers in (1, 2, 5):
         clocks = Clocks(range(workers), synchrony.staleness)

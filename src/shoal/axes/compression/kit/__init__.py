@@ -1,1 +1,1 @@
-"""Helpers that several compressors share; a compressor itself is a file in the folder above."""
+"""Functions that several compressors share; the compressors are in the folder above."""

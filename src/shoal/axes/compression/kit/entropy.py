@@ -1,9 +1,10 @@
-"""Prefix codes of bytes: frequent bytes get short codewords.
+"""Prefix codes for bytes: frequent bytes get short codewords.
 
-A canonical code is defined by the lengths of its codewords alone (256 of them, 0 for a byte that
-does not occur): codewords are assigned in the order of length, then of byte. No Python loop runs
-over the numbers. Encoding adds up shifted codewords. For decoding, the text is cut into chunks
-whose lengths in bits are sent, too; each step decodes one byte of every chunk.
+The codes are canonical: codewords are assigned in the order of their length, then of their byte. So
+the 256 lengths (0 for a byte that does not occur) define the code. No Python loop runs over the
+text, which is the tensor of bytes to encode. Encoding adds up shifted codewords. For decoding, the
+text is divided into chunks, whose lengths in bits are sent, too; one step decodes one byte of every
+chunk.
 
 References:
     Huffman, `A method for the construction of minimum-redundancy codes
@@ -19,31 +20,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 512  # bytes of text: decoding takes as many steps
-LONGEST = 16  # bits of a codeword: with 7 bits before it, it fits into three bytes
+CHUNK = 512  # bytes of text per chunk; decoding takes this many steps
+LONGEST = 16  # most bits of a codeword; wherever it starts in a byte, it ends within three bytes
 
 
 class Coded(NamedTuple):
-    """Bytes encoded in a prefix code."""
+    """A text encoded in a prefix code."""
 
     lengths: Tensor  # (256,) uint8: bits of each byte's codeword
     spans: Tensor  # (chunks,) int16: bits of each chunk
-    stream: Tensor  # (nbytes,) uint8: all codewords, the first bit is the highest
+    stream: Tensor  # (nbytes,) uint8: all codewords; the first bit is the highest bit of a byte
 
 
 def encode(text: Tensor, lengths: Tensor) -> Coded:
-    """Encode bytes (n,) in the code of these lengths."""
-    wide = lengths.to(torch.int32)
+    """Encode a text (n,) in the code that these codeword lengths define."""
+    bit_lengths = lengths.to(torch.int32)
     index = text.to(torch.int32)
-    bits = wide.index_select(0, index)  # (n,)
+    bits = bit_lengths.index_select(0, index)  # (n,)
     ends = bits.cumsum(0)  # int64
     starts = ends - bits
     total = int(ends[-1]) if len(text) else 0
     words = _words(lengths).index_select(0, index)
-    words <<= 24 - (starts & 7).to(torch.int32) - bits  # from the first bit of three bytes
+    words <<= 24 - (starts & 7).to(torch.int32) - bits  # to its place in three bytes
     first = starts >> 3
     stream = torch.zeros(-(-total // 8) + 2, dtype=torch.int32, device=text.device)
-    for place, shift in enumerate((16, 8, 0)):  # codewords share no bit, so a sum works like an or
+    for place, shift in enumerate((16, 8, 0)):  # codewords do not overlap: adding is OR
         stream.index_add_(0, first + place, (words >> shift) & 255)
     last = ends[CHUNK - 1 :: CHUNK]
     last = torch.cat([last, ends[-1:]]) if len(text) % CHUNK else last
@@ -52,29 +53,32 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
 
 
 def decode(coded: Coded, count: int) -> Tensor:
-    """Decode ``count`` bytes; padding after the stream is ignored."""
+    """Return the ``count`` bytes of the text; zeros after the stream are ignored."""
     lengths, spans, stream = coded
     if count == 0:
         return stream.new_zeros(0)
     order, starts, width = _book(lengths)
-    whole = torch.arange(2**width, device=stream.device, dtype=starts.dtype)
-    which = order[torch.searchsorted(starts, whole, right=True) - 1]
-    table = which.to(torch.int32) | (lengths[which].to(torch.int32) << 8)  # (2 ** width,)
-    far = torch.cat([stream, stream.new_zeros(3)]).to(torch.int32)
-    threes = (far[:-2] << 16) | (far[1:-1] << 8) | far[2:]  # from every byte on, 24 bits
-    at = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): the bit where each one is read
+    prefixes = torch.arange(2**width, device=stream.device, dtype=starts.dtype)
+    symbols = order[torch.searchsorted(starts, prefixes, right=True) - 1]
+    table = symbols.to(torch.int32) | (lengths[symbols].to(torch.int32) << 8)  # (2 ** width,)
+    padded = torch.cat([stream, stream.new_zeros(3)]).to(torch.int32)
+    windows = (padded[:-2] << 16) | (padded[1:-1] << 8) | padded[2:]  # 24 bits from each byte
+    position = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): next bit of each
     text = torch.empty(min(CHUNK, count), len(spans), dtype=torch.uint8, device=stream.device)
     for row in text:
-        ahead = threes.index_select(0, (at >> 3).clamp_(max=len(threes) - 1))
-        ahead >>= 24 - width - (at & 7).to(torch.int32)
-        entry = table.index_select(0, ahead & (2**width - 1))
+        prefix = windows.index_select(0, (position >> 3).clamp_(max=len(windows) - 1))
+        prefix >>= 24 - width - (position & 7).to(torch.int32)
+        entry = table.index_select(0, prefix & (2**width - 1))
         row.copy_(entry & 255)
-        at += entry >> 8
+        position += entry >> 8
     return text.T.reshape(-1)[:count]
 
 
 def _book(lengths: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return bytes by codeword, each codeword filled up to ``width`` bits, and that width."""
+    """Return the bytes in the order of their codewords, the codewords, and their width.
+
+    Codewords are filled up with zeros to ``width`` bits, the length of the longest one.
+    """
     width = int(lengths.max())
     order = torch.argsort(lengths, stable=True)
     order = order[lengths[order] > 0]
@@ -95,27 +99,27 @@ def counts(text: Tensor) -> Tensor:
     return torch.bincount(text, minlength=256)
 
 
-def huffman(often: Tensor) -> Tensor:
-    """Return the codeword lengths of a Huffman code for these counts; at most ``LONGEST``."""
-    frequency = {byte: count for byte, count in enumerate(often.tolist()) if count}
+def huffman(byte_counts: Tensor) -> Tensor:
+    """Return the codeword lengths of a Huffman code for these counts; none exceeds ``LONGEST``."""
+    frequency = {byte: count for byte, count in enumerate(byte_counts.tolist()) if count}
     while True:
         bits = _depths(frequency)
         if max(bits.values(), default=0) <= LONGEST:
             break
-        frequency = {b: (n + 1) // 2 for b, n in frequency.items()}  # flatter: a shallower tree
-    return _lengths(bits, often)
+        frequency = {b: (n + 1) // 2 for b, n in frequency.items()}  # for a lower tree
+    return _lengths(bits, byte_counts)
 
 
-def elias(often: Tensor) -> Tensor:
-    """Return the lengths of Elias' gamma code of each byte's rank: 1, 3, 3, 5, ... bits."""
-    frequency = often.tolist()
+def elias(byte_counts: Tensor) -> Tensor:
+    """Return Elias' gamma codeword lengths: 1 for the most frequent byte, then 3, 3, 5, ..."""
+    frequency = byte_counts.tolist()
     ranked = sorted((b for b in range(256) if frequency[b]), key=lambda b: (-frequency[b], b))
     bits = {byte: 2 * rank.bit_length() - 1 for rank, byte in enumerate(ranked, start=1)}
-    return _lengths({byte: min(n, LONGEST) for byte, n in bits.items()}, often)
+    return _lengths({byte: min(n, LONGEST) for byte, n in bits.items()}, byte_counts)
 
 
 def _depths(frequency: dict[int, int]) -> dict[int, int]:
-    """Return each byte's depth in Huffman's tree; deterministic where counts are equal."""
+    """Return each byte's depth in a Huffman tree; of equal counts, the lowest byte comes first."""
     if len(frequency) == 1:
         return dict.fromkeys(frequency, 1)
     depths = dict.fromkeys(frequency, 0)

@@ -1,8 +1,8 @@
-"""Agree on one message size for all workers, with one small ask before the large one.
+"""Agree on one message size for all workers, by a small ask before the message.
 
-Gathered messages have the same size on every worker. Where the size depends on the numbers, each
-worker sets a mark on a scale. The sum of all scales shows the largest mark, on any wire and with
-any weights.
+The messages of a ``Gather`` must have the same size on every worker. If their size depends on the
+numbers, each worker sends a vector with a single 1, at the index of its size on a scale. The last
+nonzero entry of the mean of these vectors is the largest size, on any wire and with any weights.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor
 
 from shoal.flow import Ask, Mean
 
-MARKS = 256  # on the scale: the result is at most 1/256 of ``most`` above the largest size
+MARKS = 256  # steps of the scale: a size is rounded up by at most about 1/256 of ``limit``
 
 
-def agree(size: int | None, most: int, like: Tensor) -> Generator[Ask, Any, int | None]:
-    """Return the lowest mark that no worker's size exceeds; None if a size is above ``most``.
+def agree(size: int | None, limit: int, like: Tensor) -> Generator[Ask, Any, int | None]:
+    """Return one size that no worker's ``size`` exceeds; None if that would be over ``limit``.
 
     Args:
-        size: of this worker's message; None counts as above ``most``.
-        most: the largest useful size, equal on every worker.
-        like: a tensor on the device to use.
+        size: the size of this worker's message; None: it is larger than ``limit``.
+        limit: the largest useful size, equal on all workers.
+        like: a tensor on the device that the ask uses.
     """
-    step = max(1, -(-most // MARKS))
-    last = most // step
-    marks = torch.zeros(last + 2, dtype=torch.float32, device=like.device)
-    marks[last + 1 if size is None else min(-(-size // step), last + 1)] = 1
+    step = max(1, -(-limit // MARKS))
+    last_mark = limit // step
+    marks = torch.zeros(last_mark + 2, dtype=torch.float32, device=like.device)
+    marks[last_mark + 1 if size is None else min(-(-size // step), last_mark + 1)] = 1
     total: Tensor = yield Mean(marks)
-    highest = int(total.nonzero().max())
-    return None if highest > last else highest * step
+    highest_mark = int(total.nonzero().max())
+    return None if highest_mark > last_mark else highest_mark * step

@@ -1,11 +1,11 @@
-"""Residuals: what a compressor keeps from round to round, in memory that is allocated once.
+"""Residuals: what a compressor did not send and keeps for later, in memory that is allocated once.
 
-A compressor must not change the state that it receives, for a step that is skipped goes back to it.
-So a residual has two buffers, used in turns: each round reads one and writes the other one.
+A compressor must not change the state that it receives, because after a skipped step this state is
+used again. So a residual has two buffers: each round reads one of them and writes the other one.
 
     round 0: reads A, writes B        round 1: reads B, writes A        round 2: reads A, ...
 
-New memory every round would take longer than the sum itself: the system maps it page by page.
+Allocating new memory in every round would take longer than the addition.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from shoal.axes.compression.compressor import Value
 
 _previous = WeakTensorKeyDictionary()
-"""A residual -> the residual of the round before it, whose memory the next round overwrites."""
+"""Maps a residual to the residual of the previous round, whose memory the next round overwrites."""
 
 
 def one_residual(value: Value) -> tuple[Tensor]:
-    """Return the state before the first round of a compressor that keeps one residual."""
+    """Return the initial state of a compressor whose state is one residual."""
     return (zeros(value.tensor),)
 
 
 def zeros(tensor: Tensor) -> Tensor:
-    """Return a residual for the first round: zeros, contiguous."""
+    """Return the residual before the first round: contiguous zeros."""
     return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
 
 
@@ -36,7 +36,7 @@ def add_residual(tensor: Tensor, residual: Tensor, share: float = 1.0) -> Tensor
 
 
 def other_buffer(state: Tensor, like: Tensor) -> Tensor:
-    """Return contiguous memory for the successor of ``state``: that of its predecessor, if any."""
+    """Return contiguous memory for the next state: that of the state before ``state``, or new."""
     buffer: Tensor | None = _previous.pop(state, None)  # type: ignore[no-untyped-call]
     if buffer is None or buffer.shape != like.shape or buffer.dtype != like.dtype:
         buffer = torch.empty_like(like, memory_format=torch.contiguous_format)

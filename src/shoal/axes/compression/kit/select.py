@@ -1,8 +1,8 @@
 """Find the k entries of the largest magnitude, exactly, without sorting all of them.
 
-1. Estimate from a sample a bound that a few more than k entries reach.
+1. Estimate from a sample a bound that slightly more than k entries reach.
 2. Collect all entries that reach the bound, in one pass.
-3. Take the top k of these. If fewer than k reached the bound, take the top k of all entries.
+3. Return the top k of these. If fewer than k reach the bound, return the top k of all entries.
 """
 
 from __future__ import annotations
@@ -12,61 +12,63 @@ import math
 import torch
 from torch import Tensor
 
-SAMPLE = 2**14
+SAMPLE = 2**14  # entries
 PIECE = 2**19  # entries
 FOLDS = 8
-SIGMAS = 4.0  # the bound lies so far below its estimate: it is too high once in 30,000 rounds
+SIGMAS = 4.0  # safety margin: fewer than k entries reach the bound in about 1 of 30,000 rounds
 
 
 def top_k(row: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the indices, ascending, and the values of the k entries largest in magnitude.
+    """Return the indices, ascending, and the values of the k entries of largest magnitude.
 
-    A NaN counts as the largest.
+    NaN counts as larger than any number.
     """
     n = row.numel()
     if k >= n:
         return torch.arange(n, device=row.device), row.clone()
     if n > 2 * SAMPLE and 16 * k <= n:
-        near, values = _not_below(row, _bound(row, k))
-        if near.numel() >= k:  # else the sample was not representative
+        indices, values = _not_below(row, _bound(row, k))
+        if indices.numel() >= k:  # else the bound was too high
             best = _top_mask(values.abs(), k)
-            return near[best], values[best]
+            return indices[best], values[best]
     where = _top_mask(row.abs(), k).nonzero().squeeze(1)
     return where, row[where]
 
 
 def _bound(row: Tensor, k: int) -> float:
-    """Return a magnitude that very likely at least k entries reach, and not many more."""
-    step = row.numel() // SAMPLE | 1  # odd, because the length of rows is often a power of two
+    """Return a magnitude that most likely k entries or slightly more reach."""
+    # An even step would sample only a few columns of a matrix whose width is a power of two.
+    step = row.numel() // SAMPLE | 1
     sample = row[::step].abs()
     expected = sample.numel() * k / row.numel()
-    rank = min(sample.numel(), math.ceil(expected + SIGMAS * math.sqrt(expected) + SIGMAS))
-    return float(sample.topk(rank).values[-1])
+    sample_k = min(sample.numel(), math.ceil(expected + SIGMAS * math.sqrt(expected) + SIGMAS))
+    return float(sample.topk(sample_k).values[-1])
 
 
 def _not_below(row: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     """Return indices, ascending, and values of entries whose magnitude is not below the bound.
 
-    Works piece by piece, so that memory stays in the cache. A piece is folded into (FOLDS, n) and
-    its columns' maxima are compared first, so that most entries are never compared one by one.
+    The tensor is processed in pieces that fit the cache. A piece is viewed as (FOLDS, n); only
+    columns whose maximum reaches the bound are searched, so most entries need no comparison.
     """
-    memory = row.new_empty(min(PIECE, row.numel()))
+    abs_buffer = row.new_empty(min(PIECE, row.numel()))
     indices, values = [], []
     for number, piece in enumerate(torch.split(row, PIECE)):
-        torch.abs(piece, out=memory[: piece.numel()])
-        size = memory[: piece.numel()].view(1 if piece.numel() % FOLDS else FOLDS, -1)
-        columns = (size.amax(0) < bound).logical_not_().nonzero().squeeze(1)  # NaN is not below
-        near = piece.view(size.shape).index_select(1, columns).view(-1)  # (folds * columns,)
-        hits = (near.abs() < bound).logical_not_().nonzero().squeeze(1)
+        torch.abs(piece, out=abs_buffer[: piece.numel()])
+        magnitudes = abs_buffer[: piece.numel()].view(1 if piece.numel() % FOLDS else FOLDS, -1)
+        # ``not <`` in place of ``>=``, so that NaN is included.
+        columns = (magnitudes.amax(0) < bound).logical_not_().nonzero().squeeze(1)
+        candidates = piece.view(magnitudes.shape).index_select(1, columns).view(-1)
+        hits = (candidates.abs() < bound).logical_not_().nonzero().squeeze(1)
         fold = torch.div(hits, max(1, columns.numel()), rounding_mode="floor")
-        places = columns[hits - fold * columns.numel()].add_(fold, alpha=size.shape[1])
+        places = columns[hits - fold * columns.numel()].add_(fold, alpha=magnitudes.shape[1])
         indices.append(places.add_(number * PIECE))
-        values.append(near[hits])
+        values.append(candidates[hits])
     return torch.cat(indices), torch.cat(values)
 
 
-def _top_mask(size: Tensor, k: int) -> Tensor:
-    """Return a mask of the k largest: reading indices off a mask needs no sorting."""
-    mask = torch.zeros(size.numel(), dtype=torch.bool, device=size.device)
-    mask[size.topk(k, sorted=False).indices] = True
+def _top_mask(magnitudes: Tensor, k: int) -> Tensor:
+    """Return a boolean mask of the k largest entries; its nonzero() is ascending without a sort."""
+    mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
+    mask[magnitudes.topk(k, sorted=False).indices] = True
     return mask

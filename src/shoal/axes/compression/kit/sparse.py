@@ -1,9 +1,9 @@
-"""Sparse messages: values, and a short code of the indices where they belong.
+"""Sparse messages: the values of some entries, and a short code of their indices.
 
-Indices are sorted, so most digits of an index repeat those of the one before. They are cut into
-blocks: first the number of entries in each block, then each entry's offset inside its block. Unlike
-a list of gaps, this code has the same size for any k indices, so all workers' messages are equally
-long. If one percent of the entries is sent, an index takes 1.4 bytes instead of 4.
+The tensor is divided into blocks. The code has the number of sent entries in each block, then the
+offset of each sent entry inside its block. It has the same size for any k indices, so the messages
+of all workers are equally long; a code of the differences between indices has not. If one percent
+of the entries is sent, an index takes 1.4 bytes instead of 4.
 
 References:
     Elias, `Efficient storage and retrieval by content and address of static files
@@ -24,79 +24,81 @@ from shoal.flow import Ask, Gather, Sent
 from shoal.notation import is_number
 
 Parts = tuple[Tensor, ...]
-BLOCKS = {1: 2**8 - 1, 2: 2**16 - 1}  # bytes per number -> block size, which a count must fit, too
-LOWEST = 2**15  # subtracted from 16-bit numbers, because few backends send unsigned ones
+BLOCKS = {1: 2**8 - 1, 2: 2**16 - 1}  # bytes per number -> entries per block; a count must fit, too
+LOWEST = 2**15  # subtracted from 16-bit numbers, because few backends can send unsigned 16-bit ones
 
 
-def check_ratio(call: str, ratio: object) -> None:
-    """Raise unless ``ratio`` is a share of the entries."""
+def check_ratio(call: str, ratio: object, before: str = "") -> None:
+    """Raise unless ``ratio`` lies in (0, 1]; ``before`` are the arguments before it, as a text."""
     if not (is_number(ratio) and 0 < ratio <= 1):
-        why = f"ratio must lie in (0, 1], for example {call}(0.01)"
-        raise BadArgument(f"{call}({ratio})", why)
+        why = f"ratio must lie in (0, 1], for example {call}({before}0.01)"
+        raise BadArgument(f"{call}({before}{ratio})", why)
 
 
 def share(ratio: float, numel: int) -> int:
-    """Return how many entries to send: ``ratio`` of them, and at least one if there is any."""
+    """Return how many of ``numel`` entries to send: a share of ``ratio``, but at least one."""
     return min(numel, max(1, int(ratio * numel)))
 
 
 class SparseSent(NamedTuple):
-    """What was sent: ``values`` at the indices ``where``, zero elsewhere, shaped like ``like``."""
+    """What was sent: ``values`` at the flat indices ``where`` of a tensor shaped like ``like``."""
 
     where: Tensor
     values: Tensor
     like: Tensor
 
     def dense(self) -> Tensor:
-        """Return it with zeros filled in."""
-        return spread(self.where, self.values, self.like)
+        """Return what was sent as a dense tensor, with zeros for all other entries."""
+        return to_dense(self.where, self.values, self.like)
 
     def subtract_from(self, tensor: Tensor) -> None:
-        """Subtract only the entries that were sent; inf and NaN were sent, so zero remains."""
+        """Subtract the sent entries in place. An inf or NaN that was sent leaves 0, not NaN."""
         row = tensor.view(-1)
         rest = row[self.where].sub_(self.values)
         row[self.where] = rest.nan_to_num_(0.0, math.inf, -math.inf)
 
 
 def send(where: Tensor, values: Tensor, like: Tensor) -> Generator[Ask, Any, tuple[Tensor, Sent]]:
-    """Send entries; return the mean over all workers, and what this worker sent."""
-    # Workers send different entries, so their messages cannot be summed: gather.
+    """Send ``values`` at indices ``where``; return the mean over workers, and what was sent.
+
+    Workers send different entries, so messages are gathered: an all-reduce cannot sum them.
+    """
     mean = yield Gather(message(where, values, like.numel()), add, like)
     return mean, SparseSent(where, values, like)
 
 
 def message(where: Tensor, values: Tensor, numel: int) -> Parts:
-    """Encode entries as the parts of a message."""
+    """Return the parts of a message: the code of the indices, and the values."""
     return encode(where, numel), values
 
 
-def places(parts: Parts, numel: int) -> Tensor:
-    """Decode the indices of a message."""
+def decode_indices(parts: Parts, numel: int) -> Tensor:
+    """Return the indices of the entries of a message."""
     return decode(parts[0], parts[1].numel(), numel)
 
 
 def add(parts: Parts, into: Tensor, weight: float) -> None:
-    """Add the entries of a message."""
-    add_at(places(parts, into.numel()), parts[1], into, weight)
+    """Add ``weight`` times the entries of a message to ``into``, in place."""
+    add_at(decode_indices(parts, into.numel()), parts[1], into, weight)
 
 
 def add_at(where: Tensor, values: Tensor, into: Tensor, weight: float = 1.0) -> None:
-    """Add values at these flat indices, whatever the strides of ``into``."""
+    """Add ``weight * values`` to ``into`` at these flat indices, in place, for any strides."""
     row = into.reshape(-1)  # a view where possible
     row.index_add_(0, where, values.to(into.dtype), alpha=weight)
     if row.data_ptr() != into.data_ptr():
         into.copy_(row.view_as(into))
 
 
-def spread(where: Tensor, values: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor with these values at their indices, and zero elsewhere."""
+def to_dense(where: Tensor, values: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor shaped like ``like`` with these values at these indices, and 0 elsewhere."""
     whole = torch.zeros_like(like)
     add_at(where, values, whole)
     return whole
 
 
 def encode(where: Tensor, numel: int) -> Tensor:
-    """Encode ascending indices below ``numel`` in ``code_nbytes`` bytes."""
+    """Return the code of ascending indices below ``numel``, as uint8."""
     width = _width(where.numel(), numel)
     if width not in BLOCKS:
         return where.to(torch.int32 if width == 4 else torch.int64).view(torch.uint8)
@@ -110,10 +112,10 @@ def encode(where: Tensor, numel: int) -> Tensor:
 
 
 def decode(code: Tensor, k: int, numel: int) -> Tensor:
-    """Decode the k indices that :func:`encode` wrote."""
+    """Return the k indices from the code that :func:`encode` returned."""
     width = _width(k, numel)
     if width > 1 and (code.data_ptr() % width or not code.is_contiguous()):
-        code = code.clone()  # a view as wider numbers must be aligned
+        code = code.clone()  # only aligned, contiguous memory can be viewed as wider numbers
     if width not in BLOCKS:
         return code.view(torch.int32 if width == 4 else torch.int64).long()
     block = BLOCKS[width]
@@ -124,13 +126,13 @@ def decode(code: Tensor, k: int, numel: int) -> Tensor:
 
 
 def code_nbytes(k: int, numel: int) -> int:
-    """Return how many bytes k indices below ``numel`` take."""
+    """Return the number of bytes of the code of k indices below ``numel``."""
     width = _width(k, numel)
     return width * (k + (-(-numel // BLOCKS[width]) if width in BLOCKS else 0))
 
 
 def _width(k: int, numel: int) -> int:
-    """Return the bytes per number that make the code shortest; plain indices win a tie."""
+    """Return the bytes per number of the shortest code; 4 or 8 mean plain indices."""
     plain = 4 if numel <= 2**31 else 8
     sizes = {width: width * (k + -(-numel // block)) for width, block in BLOCKS.items()}
     sizes[plain] = plain * k

@@ -1,7 +1,7 @@
-"""Measure what the rounds of a bucket take, for the flows of its next round.
+"""Measure the seconds of each round of a bucket, and pass them to the flows of its next round.
 
-A flow is a function of value, state and round, so it must not read a clock. The caller
-measures, and passes the seconds along with the value (``Value.timing``).
+The result of a flow must depend only on value, state and round, so a flow must not read a clock.
+The caller measures, and passes the seconds in ``Value.timing``.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ Result = TypeVar("Result")
 class Stopwatch:
     """Measures the seconds that flows compute, and the exposed seconds that they wait for answers.
 
-    A wait is exposed while the step cannot go on: always, unless the runtime calls :meth:`overlap`
-    and marks exposed waits by :meth:`standing`. Flows run in one thread. The rank that ``speaks``
-    logs the choices.
+    Waiting is exposed if the training step waits, too. All waiting counts as exposed, until the
+    runtime calls :meth:`overlap`; then only waiting inside :meth:`exposed_wait` does. All flows run
+    in one thread. With ``logs``, values get labels, so that flows on this rank log their choices.
     """
 
-    def __init__(
-        self, now: Callable[[], float] = time.perf_counter, *, speaks: bool = False
-    ) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter, *, logs: bool = False) -> None:
         self.now = now
-        self._speaks = speaks
+        self._logs = logs
         self._took: dict[str, tuple[float, float]] = {}
-        # Exposed seconds so far, and when the present exposed wait began. One tuple, because the
-        # thread that runs backward writes it while the thread that runs flows reads it.
+        # (exposed seconds so far, start of the current exposed wait or None). It is one tuple: the
+        # thread that runs backward replaces it while the thread that runs flows reads it.
         self._exposed: tuple[float, float | None] = 0.0, 0.0
-        self._counted = 0.0  # exposed seconds when a flow ran last: what follows is another's wait
+        self._counted = 0.0  # exposed seconds when a flow last ran; the next flow counts the rest
 
     def overlap(self) -> None:
-        """Count no wait as exposed from here on, except inside :meth:`standing`."""
+        """From now on, count waiting as exposed only inside :meth:`exposed_wait`."""
         self._exposed = 0.0, None
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
-        """Count the time spent inside as exposed communication."""
+    def exposed_wait(self) -> Iterator[None]:
+        """Return a context manager; the time inside it counts as exposed."""
         self._exposed = self._exposed_seconds(), self.now()
         try:
             yield
@@ -55,11 +53,11 @@ class Stopwatch:
         return before if since is None else before + self.now() - since
 
     def annotate(self, values: Sequence[Value]) -> list[Value]:
-        """Return the values of a bucket with the timing of its last round."""
+        """Return the values of a bucket, with the measured times of their last round."""
         names = [value.name for value in values]
         bucket = zlib.crc32("\n".join(names).encode()) or 1
-        labels = list(names) if self._speaks else [""] * len(names)
-        if self._speaks and len(names) > 1:
+        labels = list(names) if self._logs else [""] * len(names)
+        if self._logs and len(names) > 1:
             labels[0] += f" and {len(names) - 1} more"
         return [
             value._replace(timing=BucketTiming(bucket, self._took.get(name), index == 0, label))
@@ -69,7 +67,7 @@ class Stopwatch:
     def timed(
         self, flow: Generator[Ask, Any, Result], keys: Sequence[str]
     ) -> Generator[Ask, Any, Result]:
-        """Run a flow, and record its seconds for the values of these names."""
+        """Run a flow, and record its seconds for the values with the names ``keys``."""
         encode = exposed = 0.0
         answer: Any = None
         while True:

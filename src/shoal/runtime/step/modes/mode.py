@@ -99,7 +99,7 @@ class ModeSetup:
         flat = FlatBuffers(self.parameters, tail=tail, allocate=allocate)
         exchange = Exchange(flat, s.scheduling, s.compression)
         if s.compression.timed and self.timed:
-            exchange.stopwatch = Stopwatch(speaks=self.context.world.is_main)
+            exchange.stopwatch = Stopwatch(logs=self.context.world.is_main)
         return exchange
 
 
