@@ -122,7 +122,7 @@ def test_a_missing_or_superfluous_argument_is_told() -> None:
 
 @pytest.mark.parametrize("text", ["adaptive(early=no)", "adaptive(3)"])
 def test_whether_forwards_are_early_is_true_or_false(text: str) -> None:
-    with pytest.raises(BadArgument, match="early is True or False"):
+    with pytest.raises(BadArgument, match="early must be True or False"):
         parse(text)
 
 

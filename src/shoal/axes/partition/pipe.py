@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the sequence of layers is cut into stages.
+"""Pipeline parallelism: the sequence of layers is divided into stages, one for each rank.
 
 References:
     Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019.
@@ -11,10 +11,12 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def pipe(stages: int) -> Partition:
-    """Cut the sequence of layers into ``stages`` stages, through which micro-batches pass.
+    """Divide the sequence of layers into ``stages`` stages, through which micro-batches pass.
+
+    Train with ``run.step``: a loop that calls forward and backward itself cannot be divided.
 
     Args:
-        stages: their number; needs ``run.step``, because a loop of your own cannot be cut.
+        stages: number of stages.
 
     Example: ``pipe(2)``.
     """

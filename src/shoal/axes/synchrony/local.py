@@ -15,10 +15,11 @@ from shoal.notation import is_whole
 
 
 def local(steps: int) -> Synchrony:
-    """Take ``steps`` local steps, then agree on their change.
+    """Take ``steps`` local optimizer steps, then average what they changed over all workers.
 
     Args:
-        steps: 1 is bsp; more steps send less, and let replicas diverge further.
+        steps: local steps between two averages; 1 is like bsp. With more steps less is sent, but
+            replicas diverge further.
 
     Example: ``local(1)``, ``local(4)``.
     """
