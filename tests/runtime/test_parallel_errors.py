@@ -45,7 +45,7 @@ class Loose(Declared):
     ("model", "n", "message"),
     [
         (lambda: resnet(), 2, r"ResNet does not say.*instead: give it a method tensor_plan"),
-        (lambda: gpt(8, heads=4, width=8), 3, r"4 heads.*3; instead: a degree that divides"),
+        (lambda: gpt(8, heads=4, width=8), 3, r"4 heads.*3; instead: use a divisor of 4"),
         (lambda: mlp(4, 4, width=5), 2, r"the 5 out_features of 1 do not divide by 2; instead"),
         (lambda: Declared({"odd": "row", "wide": "column"}), 4, r"6 in_features of odd"),
         (lambda: Declared({"nowhere.*": "row"}), 2, r"'nowhere\.\*'.*no module is called so"),
@@ -85,7 +85,7 @@ def test_an_unknown_style_offers_the_nearest() -> None:
     ("model", "n", "message"),
     [
         (lambda: nn.Linear(2, 2), 2, r"Linear does not say where.*instead: give it.*pipe_stages"),
-        (lambda: gpt(8, layers=2), 3, r"2 blocks, fewer than stages; instead: pipe\(2\)"),
+        (lambda: gpt(8, layers=2), 3, r"2 blocks; instead: use at most pipe\(2\)"),
         (lambda: mlp(4, 4, layers=2), 3, r"only 2 of this model's submodules.*instead: pipe\(2\)"),
         (lambda: Declared(cut=[["wide"]]), 2, r"returned 1 stages.*instead: return 2"),
         (lambda: Declared(cut=[["wide", "odd", "norm"], []]), 2, r"returned 1 stages"),
