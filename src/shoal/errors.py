@@ -45,9 +45,8 @@ class UnknownName(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         similar = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"choose one of: {', '.join(names)}"
-        if similar:
-            hint = f"did you mean {', '.join(similar)}?"
+        ask, choose = f"did you mean {', '.join(similar)}?", f"choose one of: {', '.join(names)}"
+        hint = ask if similar else choose
         super().__init__(f"unknown {kind} {name!r}: {hint}")
 
 

@@ -44,9 +44,7 @@ class Explanation:
 
 
 def explain(strategy: Strategy, workers: int) -> Explanation:
-    """Return the description of a strategy for this number of ranks.
-
-    Raises UsageError if the number of ranks does not fit the degrees of the partition.
+    """Describe a strategy for a number of ranks; raise UsageError if its degrees do not fit.
 
     >>> from shoal.strategy import parse
     >>> print(explain(parse("local(8)"), 4).step[-1])
@@ -138,8 +136,7 @@ def _push(s: Strategy) -> Iterator[str]:
         yield "pulls the servers' model and continues without waiting for any other worker"
     else:
         bound = int(s.synchrony.staleness)
-        ahead = f"more than {bound} steps ahead of the slowest worker"
-        yield f"waits while it is {ahead}, then pulls the servers' model"
+        yield f"waits while over {bound} steps ahead of the slowest worker, then pulls the model"
 
 
 def _sends(s: Strategy, replicas: int) -> Iterator[str]:
@@ -171,8 +168,7 @@ def _route(s: Strategy, replicas: int) -> str:
     if Trait.SUMS not in s.compression.traits:
         return f"gathered from all {replicas} workers, because they cannot be summed"
     if s.scheduling.queues and s.collectives.is_native:
-        why = f"because {s.collectives} has no hops at which messages could queue"
-        return f"summed over all {replicas} workers by a tree, {why}"
+        return f"summed over all {replicas} workers by a tree, because {s.collectives} has no hops"
     return f"summed over all {replicas} workers by the route {s.collectives}"
 
 

@@ -1,9 +1,8 @@
 """Flows: generators that yield requests for communication (asks) and are sent the answers.
 
-A flow is the communication of an algorithm, for example of a compressor. It never uses a process
-group itself: a wire answers its asks. So the same flow runs on gloo, NCCL, a parameter server,
-neighbours in a graph, and in one process in a unit test. On every wire, an answer combines the
-messages of all workers that take part.
+A flow never uses a process group itself: a wire answers its asks. So the same flow runs on gloo,
+NCCL, a parameter server, neighbours in a graph, and in one process in a unit test. On every wire,
+an answer combines the messages of all workers that take part.
 """
 
 from __future__ import annotations
@@ -104,9 +103,8 @@ class Rows(NamedTuple):
 class Fold(NamedTuple):
     """Ask to merge messages pairwise along a tree (gTop-k); the answer is a :class:`Folded`.
 
-    ``merge(own, other)`` returns the merged parts, of the same sizes, and the entries that it left
-    out; it modifies nothing. The entries left out are returned to the worker that ran the merge.
-    ``parts`` have the same sizes on every worker.
+    ``merge(own, other)`` returns merged parts of the same sizes, and the entries that it left out,
+    which stay on the worker that ran it; it modifies nothing. All ``parts`` have the same sizes.
     """
 
     parts: tuple[Tensor, ...]
@@ -114,11 +112,7 @@ class Fold(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """The answer to :class:`Fold`.
-
-    ``parts`` are merged over all ``workers`` and equal on all of them; ``dropped`` holds the parts
-    that each merge on this worker left out.
-    """
+    """The parts merged over all workers, and the parts that each merge on this worker left out."""
 
     parts: tuple[Tensor, ...]
     dropped: tuple[tuple[Tensor, ...], ...]
@@ -206,9 +200,7 @@ def alone(ask: Ask) -> Any:
             return tuple(alone(one) for one in asks)
         case _:
             name = type(ask).__name__
-            raise UsageError(
-                f"{name} needs a peer or a server, but there is only one worker; start two or more"
-            )
+            raise UsageError(f"{name} needs a peer or a server; start at least two workers")
 
 
 def tree(workers: int) -> list[tuple[int, int]]:
@@ -224,10 +216,7 @@ def tree(workers: int) -> list[tuple[int, int]]:
 
 
 def nbytes(ask: Ask) -> int:
-    """Return the bytes of this worker's message, not counting how often a route sends it.
-
-    ``Scatter`` and ``Spread`` together count as one ``Mean``.
-    """
+    """Return the bytes of this worker's message; Scatter and Spread count half a Mean each."""
     match ask:
         case Mean(tensor):
             return tensor.nbytes

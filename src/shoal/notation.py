@@ -26,8 +26,7 @@ def nbytes_text(nbytes: int) -> str:
 def check_nbytes(call: str, nbytes: object) -> None:
     """Raise BadArgument unless ``nbytes`` is a whole number from 1 to 2**40."""
     if not is_whole(nbytes, 1, 2**40):
-        why = "the size must be a whole number of bytes from 1 to 1024GB, for example 25MB"
-        raise BadArgument(f"{call}({nbytes})", why)
+        raise BadArgument(f"{call}({nbytes})", "it needs a whole number of bytes, such as 25MB")
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -56,8 +55,7 @@ def typed(number: float) -> str:
 def split(text: str) -> list[str]:
     """Return the parts of a text between the commas that are outside all parentheses."""
     if len(text) > MAX_CHARACTERS:
-        most = f"at most {MAX_CHARACTERS} are allowed"
-        raise UsageError(f"the strategy has {len(text)} characters, but {most}")
+        raise UsageError(f"the strategy has {len(text)} characters; the limit is {MAX_CHARACTERS}")
     items, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char == "(") - (char == ")")
@@ -69,12 +67,9 @@ def split(text: str) -> list[str]:
 
 
 def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
-    """Evaluate a call such as ``name`` or ``name(arguments)``, and return its result.
+    """Return the value of ``name`` or ``name(arguments)``; only ``known`` functions are called.
 
-    Args:
-        text: the call; partitions may be multiplied, as in ``shard(2) * tensor(2)``.
-        known: the only functions that may be called, by name.
-        kind: what a name stands for in an error message, such as "technique".
+    ``kind`` says in error messages what a name stands for, such as "technique".
     """
     sized = _SIZE.sub(lambda match: str(int(match[1]) * UNITS[match[2]]), text)
     try:
@@ -104,8 +99,7 @@ def _value(
             return _call(name, known[name], args, keywords)
         case ast.Name(id=name):
             raise UnknownName(kind, name, known)
-        case ast.BinOp(op=ast.Mult(), left=left, right=right) if outermost:
-            # outermost=True refuses constants, so 9 * 9 * 9 * ... is not computed
+        case ast.BinOp(op=ast.Mult(), left=left, right=right) if outermost:  # constants are refused
             one, other = (_value(side, known, kind, outermost=True) for side in (left, right))
             return _product(one, other, text=ast.unparse(node))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
@@ -118,18 +112,14 @@ def _value(
 
 def _keyword_name(keyword: ast.keyword) -> str:
     if keyword.arg is None:
-        text = ast.unparse(keyword)
-        raise UsageError(f"cannot read {text!r}: write each argument as name=value")
+        raise UsageError(f"cannot read {ast.unparse(keyword)!r}: write arguments as name=value")
     return keyword.arg
 
 
 def _same_axis(
     function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """Return the known functions that belong to the axis of ``function``.
-
-    Arguments may call only these: in gossip(ring), ring is the graph and not the collective.
-    """
+    """Return the known functions of the same axis: in gossip(ring), ring is no collective."""
     axis = function.__module__.rpartition(".")[0]
     return {n: f for n, f in known.items() if f.__module__.rpartition(".")[0] == axis}
 
@@ -141,14 +131,11 @@ def _product(left: Any, right: Any, text: str) -> Any:
         raise UsageError(f"cannot read {text!r}: only partitions can be multiplied") from None
 
 
-def _call(
-    name: str, function: Callable[..., Any], args: list[Any], keywords: dict[str, Any]
-) -> Any:
+def _call(name: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
-        return function(*args, **keywords)
+        return function(*args, **kwargs)
     except TypeError as error:
         why = str(error).replace(f"{function.__name__}() ", "")
-        arguments = [*map(str, args), *(f"{key}={value}" for key, value in keywords.items())]
-        signature = f"{name}({', '.join(inspect.signature(function).parameters)})"
-        text = f"{why}; its signature is {signature}"
-        raise BadArgument(f"{name}({', '.join(arguments)})", text) from None
+        arguments = [*map(str, args), *(f"{key}={value}" for key, value in kwargs.items())]
+        why += f"; its signature is {name}({', '.join(inspect.signature(function).parameters)})"
+        raise BadArgument(f"{name}({', '.join(arguments)})", why) from None

@@ -46,10 +46,7 @@ class Facts(NamedTuple):
 
 
 def can_overlap(s: Techniques) -> bool:
-    """Return whether gradients can be sent during backward.
-
-    Each replica must be on one rank, and gradients must be averaged in every step.
-    """
+    """Return whether gradients can be sent during backward: one rank per replica, every step."""
     return not s.partition.cuts and sends_gradients(s)
 
 
@@ -309,6 +306,5 @@ def advice(s: Techniques) -> tuple[str, ...]:
     if s.synchrony.period > 64:
         texts.append(f"{s.synchrony} lets replicas diverge for many steps: try local(16)")
     if not s.scheduling.overlaps and can_overlap(s):
-        better = "wfbp sends during backward"
-        texts.append(f"{s.scheduling} leaves the link idle during backward: {better}")
+        texts.append(f"{s.scheduling} leaves the link idle during backward: use wfbp")
     return tuple(texts)

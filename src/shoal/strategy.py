@@ -40,8 +40,7 @@ class Strategy:
         partition: how the model is divided among ranks.
         coordination: with which workers a worker exchanges gradients or models.
         synchrony: when a worker waits for others.
-        scheduling: when and in which order messages are sent; by default ``wfbp`` (during
-            backward) if the other techniques allow it, otherwise ``fifo`` (after backward).
+        scheduling: when and in which order messages are sent; by default wfbp if possible.
         compression: how messages are encoded.
         collectives: the algorithm of the all-reduce.
     """
@@ -57,8 +56,7 @@ class Strategy:
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
-                why = f"{name} must be a {kind.__name__}"
-                raise BadArgument(f"Strategy({name}={value!r})", why)
+                raise BadArgument(f"Strategy({name}={value!r})", f"it must be a {kind.__name__}")
         if self.scheduling is _DEFAULT:
             schedule = wfbp() if rules.can_overlap(self) else fifo()
             object.__setattr__(self, "scheduling", schedule)
@@ -66,12 +64,7 @@ class Strategy:
             raise ConflictError(conflicts)
 
     def bind(self, facts: rules.Facts) -> Strategy:
-        """Return this strategy if it fits the workers, the model and the optimizer.
-
-        Raises:
-            UsageError: the number of ranks does not fit the degrees of the partition.
-            ConflictError: the techniques do not fit the facts; the message lists all conflicts.
-        """
+        """Return this strategy; raise UsageError if it does not fit ranks, model or optimizer."""
         self.partition.replicas(facts.ranks)
         if conflicts := rules.bound_conflicts(self, facts):
             raise ConflictError(conflicts)

@@ -3,9 +3,8 @@
 1. *Trial*: each candidate runs for some rounds, and the seconds of each round are recorded.
 2. *Choice*: the ranks agree on the seconds, and the fastest candidate is chosen; the current one
    stays unless another is clearly faster.
-3. *Watch*: from time to time the caller compares the seconds of a round with the usual ones (a
-   *look*). If they differ much at two looks in a row, the link has changed, and the caller begins
-   a new trial.
+3. *Watch*: at a *look* the caller compares the seconds of a round with the usual ones. If they
+   differ much at two looks in a row, the link has changed, and the caller begins a new trial.
 
 The caller measures and communicates. A tuner only computes the next state, so ranks that pass the
 same numbers make the same choices.
@@ -83,8 +82,7 @@ class Tuner:
     def best(self, seconds: Mapping[int, float], current: int = 0) -> int:
         """Return the fastest candidate if it is clearly faster than the current one, else that one.
 
-        If ``ordered``, return the first candidate that is about as fast as the fastest and not
-        slower than the current one. ``seconds`` has only candidates that may be chosen, in order.
+        ``ordered``: return the first one about as fast as the fastest, not slower than the current.
         """
         fastest = min(seconds, key=seconds.__getitem__)
         least, own = seconds[fastest], seconds.get(current)
@@ -98,11 +96,7 @@ class Tuner:
         return state._replace(at=chosen, age=0, trying=False, chosen=chosen)
 
     def look(self, state: TunerState, seconds: float, *, slight: float = 0.0) -> TunerState:
-        """Return the state after a look: ``odd`` counts looks in a row that differ from usual.
-
-        A difference of ``slight`` seconds or less does not count. The caller calls :meth:`restart`
-        when ``odd`` is 2.
-        """
+        """Count a look as odd if its seconds differ much, by more than ``slight``, from usual."""
         usual = seconds if state.usual < 0 else state.usual
         less, more = sorted((usual, seconds))
         differs = more > self.changed * less and more - less > slight
@@ -114,9 +108,6 @@ class Tuner:
 
 
 def close(seconds: Mapping[int, float], within: float, most: int | None = None) -> list[int]:
-    """Return the candidates that take at most ``within`` times the least seconds, fastest first.
-
-    If ``most`` is set, return at most so many of them.
-    """
+    """Return at most ``most`` candidates, within ``within`` times the least seconds, in order."""
     fastest = sorted(seconds, key=seconds.__getitem__)[:most]
     return [index for index in fastest if seconds[index] <= within * seconds[fastest[0]]]

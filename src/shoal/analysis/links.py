@@ -148,8 +148,7 @@ def _robust_line(points: Sequence[Point]) -> tuple[float, float]:
     line = _line(points)
     for _ in range(_ROUNDS):
         errors = _errors(line, points)
-        # median absolute error / 0.6745 estimates the standard deviation
-        bound = max(_HUBER * statistics.median(errors) / 0.6745, 1e-9)
+        bound = max(_HUBER * statistics.median(errors) / 0.6745, 1e-9)  # / 0.6745: MAD -> sigma
         line = _line(points, [min(1.0, bound / e) if e else 1.0 for e in errors])
     return line
 

@@ -49,8 +49,7 @@ class Embed(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:  # (batch, time) -> (batch, time, width)
         time, context = tokens.shape[1], self.positions.num_embeddings
         if time > context:
-            why = f"{time} tokens are more than its context of {context}; pass shorter sequences"
-            raise BadArgument("GPT", why)
+            raise BadArgument("GPT", f"{time} tokens are more than its context of {context}")
         return cast(Tensor, self.tokens(tokens) + self.positions.weight[:time])
 
 
@@ -108,10 +107,7 @@ class GPT(nn.Module):
         return {"embed.tokens": "vocab", **blocks, "head": "gathered"}
 
     def pipe_stages(self, n: int) -> list[list[str]]:
-        """Return the names of each stage's submodules, with about equal numbers of blocks.
-
-        The embedding is in the first stage, norm and head are in the last.
-        """
+        """Return the submodule names of each stage, with about equal numbers of blocks."""
         if (count := len(self.blocks)) < n:
             why = f"it has only {count} blocks; instead: use at most pipe({count}), or more layers"
             raise UsageError(f"pipe({n}) cannot split this GPT, because {why}")

@@ -11,10 +11,7 @@ from shoal.errors import BadArgument
 
 
 class MLP(nn.Sequential):
-    """Flatten, then linear layers with ReLU between them.
-
-    It is an nn.Sequential, so ``pipe(n)`` can split it.
-    """
+    """Flatten, then linear layers with ReLU between them; ``pipe(n)`` can split it."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         if len(widths) < 2 or min(widths) < 1:

@@ -3,8 +3,7 @@
 References:
     He et al., `Deep Residual Learning <https://arxiv.org/abs/1512.03385>`_, 2015, section 4.2.
 
-Differs from section 4.2: if a block changes the shape, its shortcut is a strided 1x1 convolution
-(the paper's option B).
+Differs from section 4.2: a shortcut that changes the shape is a strided 1x1 convolution (option B).
 """
 
 from __future__ import annotations
@@ -33,17 +32,13 @@ class Residual(nn.Module):
         same = inputs == outputs and stride == 1
         self.short = nn.Identity() if same else convolution(inputs, outputs, size=1, stride=stride)
 
-    # with stride s: (batch, inputs, h, w) -> (batch, outputs, h/s, w/s)
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # (batch, inputs, h, w) -> (batch, outputs, h/s, w/s)
         y = self.second(F.relu(self.first(x)))
         return F.relu(cast(Tensor, self.short(x)) + y)
 
 
 class ResNet(nn.Sequential):
-    """Stem, residual blocks, mean over the image, linear layer.
-
-    It is an nn.Sequential, so ``pipe(n)`` can split it.
-    """
+    """Stem, residual blocks, mean over the image, linear layer; ``pipe(n)`` can split it."""
 
     def __init__(self, channels: int, classes: int, widths: Sequence[int]) -> None:
         parts: OrderedDict[str, nn.Module] = OrderedDict()

@@ -71,8 +71,7 @@ class Clock:
     def at(self, time: float, fn: Callable[[], None]) -> None:
         """Call ``fn`` at ``time`` (seconds), which must not be in the past."""
         if not self.now <= time < float("inf"):
-            why = f"the time must be finite and not before the present time, {self.now}"
-            raise BadArgument(f"at({time})", why)
+            raise BadArgument(f"at({time})", f"time must be finite and at least {self.now}, now")
         heapq.heappush(self._queue, (time, next(self._turn), fn))
 
     def after(self, delay: float, fn: Callable[[], None]) -> None:
@@ -86,23 +85,16 @@ class Clock:
         return ClockEvent(self)
 
     def start(self, process: Process) -> ClockEvent:
-        """Start a process at the present time; return an event that happens when it ends.
-
-        The value of the event is the return value of the process.
-        """
+        """Start a process now; return an event that happens when it ends, with what it returns."""
         ended = self.event()
         self.running += 1
         self.after(0, partial(self._resume, process, ended, None))
         return ended
 
     def run(self, until: float | None = None) -> float:
-        """Run all scheduled functions up to and including ``until``; return the time after them.
-
-        None runs until nothing is scheduled.
-        """
+        """Run what is scheduled up to and including ``until`` (None: all); return the new time."""
         if until is not None and not self.now <= until:
-            why = f"until must not be before the present time, {self.now}"
-            raise BadArgument(f"run(until={until})", why)
+            raise BadArgument(f"run(until={until})", f"until must be at least {self.now}, now")
         while self._queue and (until is None or self._queue[0][0] <= until):
             self.now, _, fn = heapq.heappop(self._queue)
             fn()

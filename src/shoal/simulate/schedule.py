@@ -71,8 +71,9 @@ class _Step:
             for moment in (task.ready, task.due):
                 if _plain(moment) not in self.done:
                     call = f"schedule_seconds({len(layers)} layers)"
-                    why = f"task {number} refers to {moment}, but there is no such layer"
-                    raise BadArgument(call, why)
+                    raise BadArgument(
+                        call, f"task {number} refers to {moment}: there is no such layer"
+                    )
             self.due.setdefault(_plain(task.due), []).append(number)
 
     def compute(self) -> Process:

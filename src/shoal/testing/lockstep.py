@@ -49,10 +49,7 @@ def lockstep(
         if not asks:
             return ends
         if ends:
-            raise AssertionError(
-                f"{len(ends)} workers ended, but {len(asks)} yielded another ask; all must yield "
-                f"the same number of asks"
-            )
+            raise AssertionError(f"{len(ends)} workers ended, but {len(asks)} yielded another ask")
         if once and mixing is None and not any(isinstance(a, Fold) for a in _leaves(asks[0])):
             shared = answer(asks, w[0], 0)
             answers = [_copy(shared) for _ in flows]

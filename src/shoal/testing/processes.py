@@ -1,8 +1,7 @@
 """Run a function in n worker processes and collect what each returned.
 
-Workers are forked from multiprocessing's fork server, which has already imported torch. So a worker
-starts in milliseconds, not seconds. Each worker has the environment variables that torchrun sets
-(RANK, WORLD_SIZE, ...); MASTER_ADDR is 127.0.0.1.
+Workers are forked from a fork server that has imported torch, so one starts in milliseconds. Each
+has the environment variables that torchrun sets (RANK, ...); MASTER_ADDR is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -77,9 +76,7 @@ def outcomes(
     seconds: float = 120,
     servers: int = 0,
 ) -> list[Outcome]:
-    """Run ``work(*args)`` in ``workers`` processes, and return the outcome of each.
-
-    A worker that fails raises nothing here.
+    """Run ``work(*args)`` in worker processes; return the outcome of each, even if some failed.
 
     Args:
         workers: number of worker processes.
@@ -87,8 +84,7 @@ def outcomes(
         args: arguments of ``work``, the same in every process.
         env: further environment variables.
         seconds: processes that still run after about this time are killed.
-        servers: number of further processes that run ``work`` as servers; their outcomes are not
-            returned.
+        servers: number of further processes that run ``work`` as servers, without an outcome.
     """
     context = _context()
     port = free_port()
@@ -97,9 +93,8 @@ def outcomes(
     environments += [_server_environment(i, servers, workers, port) for i in range(servers)]
     for environment in environments:
         receiver, sender = context.Pipe(duplex=False)
-        more = {"SHOAL_SERVERS": str(servers)} if servers else {}
-        variables = {**environment, **more, **(env or {})}
-        child = context.Process(target=_work, args=(sender, variables, work, args), daemon=False)
+        own = {**environment, **({"SHOAL_SERVERS": str(servers)} if servers else {}), **(env or {})}
+        child = context.Process(target=_work, args=(sender, own, work, args), daemon=False)
         child.start()
         sender.close()
         pipes.append(receiver)
@@ -116,10 +111,7 @@ def outcomes(
 
 
 def run_workers(workers: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Run ``work`` as :func:`outcomes` does; return what each worker returned.
-
-    Raises WorkersFailed if any worker raised or died.
-    """
+    """Return what each worker returned; raise WorkersFailed if one raised or died (outcomes)."""
     results = outcomes(workers, work, *args, **options)
     if any(r.error or r.exitcode for r in results):
         raise WorkersFailed(results)

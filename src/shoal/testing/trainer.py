@@ -52,10 +52,7 @@ class LockstepWorker(NamedTuple):
         return cls(model, optimizer, mode)
 
     def backward(self, batch: Batch, scale: float) -> float:
-        """Compute the gradients of ``scale`` times the mean loss of the batch.
-
-        Returns the unscaled sum of losses over the samples; 0 for an empty batch.
-        """
+        """Set gradients to those of ``scale`` * mean loss; return the unscaled sum of losses."""
         self.optimizer.zero_grad(set_to_none=True)
         if len(batch[0]) == 0:
             return 0.0
@@ -104,10 +101,7 @@ class LockstepTrainer:
         return torch.stack(flat).detach()
 
     def train(self, batches: Sequence[Batch], *, steps: int) -> float:
-        """Train for ``steps`` steps of each worker, and return the last loss.
-
-        It is the mean over the global batch, or over one worker's part if workers do not wait.
-        """
+        """Train each worker for ``steps`` steps; return the mean loss of the last batch (part)."""
         if self.strategy.synchrony.waits:
             losses = [self.step(batches[k % len(batches)]) for k in range(steps)]
         else:

@@ -12,10 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Copy(NamedTuple):
-    """One chunk of a message, sent from rank ``source`` to rank ``target``.
-
-    If ``add``, the target adds it to its own chunk; otherwise it replaces its own chunk.
-    """
+    """Send a chunk from a rank to another, which adds it to its own if ``add``, or replaces it."""
 
     source: int
     target: int

@@ -38,8 +38,7 @@ def double_tree(segments: int = SEGMENTS) -> Collective:
     """Reduce and broadcast in two trees, half of the message each: few messages, all links busy.
 
     Args:
-        segments: number of segments of each half. With more segments the links are idle less, but
-            there are more messages.
+        segments: segments of each half; with more, links are idle less, but more messages are sent.
 
     Example: ``double_tree``.
     """
@@ -104,10 +103,7 @@ Tree = tuple[int | None, ...]
 
 
 class Edge(NamedTuple):
-    """The edge between ``rank`` and its parent ``up`` in tree 0 or 1.
-
-    ``start`` is the round in which a broadcast first sends along this edge.
-    """
+    """``rank`` and its parent ``up`` in a tree; a broadcast first uses it in round ``start``."""
 
     tree: int
     rank: int
@@ -118,8 +114,7 @@ class Edge(NamedTuple):
 def trees(world: int) -> tuple[Tree, Tree]:
     """Return a tree in which odd ranks are leaves, and one in which they are inner nodes."""
     first = _in_order(world)
-    # The second tree is the first with other ranks: mirrored if world is even; otherwise shifted by
-    # one, because the mirror would map odd ranks to odd ranks.
+    # mirror the ranks if world is even; else shift them, as the mirror would map odd to odd ranks
     new_rank = [(world - 1 - r) if world % 2 == 0 else (r + 1) % world for r in range(world)]
     second: list[int | None] = [None] * world
     for rank, up in enumerate(first):
@@ -161,10 +156,7 @@ def _depth(tree: Tree, rank: int) -> int:
 
 
 def _colours(unscheduled: list[Edge]) -> dict[Edge, int]:
-    """Return colour 0 or 1 for each edge.
-
-    Two edges into the same rank have different colours, and two edges out of the same rank, too.
-    """
+    """Return colour 0 or 1 for each edge; two edges into (or out of) a rank get different ones."""
     adjacent: dict[tuple[str, int], list[Edge]] = {}
     for edge in unscheduled:
         adjacent.setdefault(("into", edge.rank), []).append(edge)

@@ -57,8 +57,7 @@ def fastest(report: str = "") -> Collective:
     Example: ``fastest``.
     """
     if not isinstance(report, str):
-        why = "report must be the path of a report file, in quotes"
-        raise BadArgument(f"fastest({report})", why)
+        raise BadArgument(f"fastest({report})", "report must be the path of a file, in quotes")
     if not report:
         return Collective("fastest", rounds=None, choose=cheapest, contenders=promising)
     measured = read_winners(report)

@@ -44,8 +44,7 @@ def hierarchical(inner: int, outer: Collective | None = None) -> Collective:
 def nested(name: str, inner: int, outer: Collective) -> Collective:
     """Return a route called ``name``: groups of ``inner``, and the route ``outer`` across them."""
     if not is_whole(inner, 1, 65536):
-        why = f"a group size must be a whole number from 1 to 65536, not {inner!r}"
-        raise BadArgument(name, why)
+        raise BadArgument(name, f"a group size must be a whole number >= 1, not {inner!r}")
     if not isinstance(outer, Collective) or outer.rounds is None:
         raise BadArgument(name, "the route across groups must have rounds, such as ring or tree")
     return Collective(

@@ -1,4 +1,4 @@
-"""The class of all coordination techniques: who exchanges messages, of what, and with what weights."""
+"""The class of all coordination techniques: who exchanges what, and with which weights."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class Coordination:
         name: the text that a user types.
         via: with whom: in a collective of all workers, with servers, or with peers.
         sends: what is sent if the period of the synchrony is 1.
-        mixing: ``(workers, round) -> W``; worker i gets the sum over j of ``W[i, j]`` times the
-            value of worker j.
+        mixing: ``(workers, round) -> W``; ``W[i, j]`` is the weight of worker j's value for i.
         servers: number of extra processes, which do not run the user's loop.
         on_death: what the other workers do when a worker dies.
         outer: momentum for averaged changes; None: averaged changes are applied as they are.
@@ -63,10 +62,7 @@ def complete(workers: int, round: int) -> Tensor:
 
 
 def spectral_gap(w: Tensor) -> float:
-    """Return 1 - |second largest eigenvalue| of a mixing matrix.
-
-    This is the share of the disagreement between workers that one round removes, at least.
-    """
+    """Return 1 - |second largest eigenvalue|: one round reduces disagreement by this share."""
     if w.shape[0] == 1:
         return 1.0
     magnitudes = torch.linalg.eigvals(w.to(torch.float64)).abs().sort(descending=True).values

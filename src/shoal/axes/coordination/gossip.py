@@ -33,10 +33,7 @@ def gossip(graph: str = "ring") -> Coordination:
 
 
 def ring(workers: int, round: int) -> Tensor:
-    """Return the mixing matrix of a ring: weight 1/3 for the worker itself and each neighbour.
-
-    With two workers each has one neighbour, and the weights are 1/2.
-    """
+    """Return the mixing matrix of a ring: weights of 1/3, or of 1/2 if there are two workers."""
     w = torch.eye(workers, dtype=torch.float64)
     neighbours = {offset % workers for offset in (-1, 1)} - {0}
     share = 1 / (1 + len(neighbours))

@@ -13,10 +13,8 @@ from shoal.axes.partition.partition import Partition, degree
 def pipe(stages: int) -> Partition:
     """Divide the sequence of layers into ``stages`` stages, through which micro-batches pass.
 
-    Train with ``run.step``: a loop that calls forward and backward itself cannot be divided.
-
     Args:
-        stages: number of stages.
+        stages: number of stages; train with ``run.step``, not with a loop of your own.
 
     Example: ``pipe(2)``.
     """

@@ -20,8 +20,7 @@ def fifo(fusion: int = DEFAULT) -> Schedule:
     """Send all gradients after backward, fused into messages of about ``fusion`` bytes.
 
     Args:
-        fusion: a message is full when it has this many bytes or more; with 1 every tensor is a
-            message of its own.
+        fusion: bytes at which a message is full; with 1 every tensor is a message of its own.
 
     Example: ``fifo``, ``fifo(1)``.
     """

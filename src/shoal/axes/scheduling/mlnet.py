@@ -38,8 +38,7 @@ def mlnet(size: int = DEFAULT) -> Schedule:
     """Send slices of ``size`` bytes along a tree; at every hop the slice needed first goes first.
 
     Args:
-        size: bytes per slice. With smaller slices an urgent one waits less, but there are more
-            messages.
+        size: bytes per slice; with smaller slices an urgent one waits less.
 
     Example: ``mlnet``, ``mlnet(256)``.
     """

@@ -36,8 +36,7 @@ def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
     Args:
         size: bytes per slice. P3 uses slices of 50,000 numbers; ByteScheduler uses megabytes,
             because every message has a startup cost.
-        credit: bytes that may be in transfer at once, rounded down to whole slices; with 0
-            the runtime decides.
+        credit: bytes in transfer at once, in whole slices; with 0 the runtime decides.
 
     Example: ``priority``, ``priority(256)``, ``priority(256, credit=512)``.
     """

@@ -38,10 +38,7 @@ class Event(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One message: its slices, and its place in the step.
-
-    It can be sent after the event ``ready`` has ended, and must arrive before ``due`` begins.
-    """
+    """One message: it can be sent after the event ``ready``, and must arrive before ``due``."""
 
     slices: tuple[Slice, ...]
     phase: Literal["reduce", "scatter", "gather"]

@@ -16,13 +16,10 @@ def ssp(bound: int) -> Synchrony:
     """Let a worker wait only while it is more than ``bound`` steps ahead of the slowest worker.
 
     Args:
-        bound: steps. With 0 all workers read the same models as with bsp; with a higher bound they
-            wait less and read older models.
+        bound: with 0 workers read the same models as with bsp; with more they read older models.
 
     Example: ``ssp(0)``, ``ssp(2)``.
     """
     if not is_whole(bound, 0, 2**53 - 1):
-        raise BadArgument(
-            f"ssp({bound})", "bound must be a whole number >= 0; for no bound, use asp"
-        )
+        raise BadArgument(f"ssp({bound})", "bound must be a whole number >= 0; or use asp")
     return Synchrony(f"ssp({bound})", 1, float(bound))

@@ -31,11 +31,7 @@ _CASE = re.compile(rf"(\d+)({'|'.join(UNITS)})?, (\d+) ranks(?:: (.+?)(?: or .*)
 
 
 def cheapest(nbytes: float, world: int, network: Network) -> Collective:
-    """Return the route with the least computed seconds for a message.
-
-    Torch's own all-reduce is returned unless a route is faster than ``MARGIN`` times its measured
-    seconds, because computed seconds are less certain.
-    """
+    """Return the route with the least computed seconds, or torch's own (see ``MARGIN``)."""
     best, least = native(), MARGIN * network.native(nbytes)
     for route, rounds in _rounds(world):
         seconds = walk(rounds, nbytes / route.chunks(world), network.message)
@@ -119,8 +115,7 @@ def read_winners(path: str) -> Winners:
     except OSError as error:
         raise BadArgument(call, f"the file cannot be read ({error.strerror}); {hint}") from None
     except (ValueError, KeyError, TypeError):
-        why = "the file is not a report of shoal bench routes"
-        raise BadArgument(call, f"{why}; {hint}") from None
+        raise BadArgument(call, f"this is not a report of shoal bench routes; {hint}") from None
     if not by_size:
         raise BadArgument(call, f"the report names no fastest route; {hint}")
     return Winners(path, by_size)

@@ -24,10 +24,7 @@ def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
 
 
 def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Yield groups of layer indices, from the last layer to the first.
-
-    A group has at most ``threshold`` bytes, or is a single larger layer.
-    """
+    """Yield groups of layers of at most ``threshold`` bytes; a larger layer is a group alone."""
     group: list[int] = []
     size = 0
     for index in reversed(range(len(layers))):
