@@ -172,4 +172,4 @@ def test_block_momentum_filters_changes_of_all(text: str, why: str) -> None:
     with pytest.raises(ConflictError, match=why):
         parse(text)
     assert parse("bmuf, local(4)").advice() == ()
-    assert "a block has one step" in parse("bmuf").advice()[0]
+    assert "blocks of one step" in parse("bmuf").advice()[0]

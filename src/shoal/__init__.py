@@ -1,10 +1,10 @@
-"""Train one model on many machines: a strategy is one line of text, checked, explained and run.
+"""Train one model on many machines, with a strategy that is written as one line of text.
 
 >>> import shoal
 >>> shoal.parse("all_reduce, local(8), error_feedback(topk(0.01))")
 data, all_reduce, local(8), fifo, error_feedback(topk(0.01)), native
 
-Names are loaded on first use, so that ``import shoal`` does not import torch.
+The modules of public names are imported on first use, so ``import shoal`` does not import torch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ __all__ = [
 ]
 # fmt: on
 
-_register()  # dist.init_process_group("shoal"); loads torch no sooner than others do
+_register()  # allows dist.init_process_group("shoal"); does not import torch
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m shoal`` is the ``shoal`` command."""
+"""Run the ``shoal`` command as ``python -m shoal``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of cores that this process may use."""
+"""Count the cores that this process may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def usable_cores() -> int:
-    """Return the number of cores in the CPU affinity mask, or all where there is no mask."""
+    """Return the number of cores in the CPU affinity mask; all cores if the system has no masks."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,23 +1,23 @@
-"""Every error Shoal raises on purpose.
+"""The exceptions that Shoal raises on purpose.
 
 ::
 
     ShoalError                      exit code 1
     ├── UsageError (ValueError)     exit code 2: the user typed or passed something wrong
-    │   ├── UnknownName             no such technique; the nearest names are offered
-    │   ├── BadArgument             an argument outside its range
-    │   └── ConflictError           techniques that cannot be combined, all at once
+    │   ├── UnknownName             no technique has this name; the message lists similar names
+    │   ├── BadArgument             an argument has a wrong type or is out of range
+    │   └── ConflictError           techniques cannot be combined; the message lists all conflicts
     ├── CheckpointError             a checkpoint cannot be read or written
-    │   ├── CheckpointMissing       none at this path; also a UsageError: exit code 2
-    │   ├── CheckpointCorrupt       truncated, damaged, or not a checkpoint of Shoal
-    │   └── CheckpointMismatch      of another model; also a UsageError: exit code 2
+    │   ├── CheckpointMissing       there is none at this path; also a UsageError: exit code 2
+    │   ├── CheckpointCorrupt       it is truncated, damaged, or was not written by Shoal
+    │   └── CheckpointMismatch      it is of another model; also a UsageError: exit code 2
     └── FaultError                  a worker, a peer or the network failed
-        ├── PeerLost                a rank died; names it
-        ├── ExchangeTimeout         names the missing ranks and the exchange
+        ├── PeerLost                a rank died; the message names it
+        ├── ExchangeTimeout         the message names the exchange and the missing ranks
         ├── LayoutMismatch          ranks disagree about model, optimizer or batch; exit code 2
-        └── NonFinite               NaN or inf; names step and rank
+        └── NonFinite               a NaN or inf; the message names the step and the rank
 
-A message names the value, says why it cannot work, and what to do instead.
+Each message names the wrong value, says why it cannot work, and says what to do instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 
 class ShoalError(Exception):
-    """Anything Shoal raises on purpose."""
+    """The base class of all exceptions that Shoal raises on purpose."""
 
     exit_code = 1
 
@@ -40,24 +40,25 @@ class UsageError(ShoalError, ValueError):
 
 
 class UnknownName(UsageError):
-    """A name that no technique, suite or command has."""
+    """There is no technique, suite, command, ... (``kind``) with this name."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"one of: {', '.join(names)}"
+        similar = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        ask, choose = f"did you mean {', '.join(similar)}?", f"choose one of: {', '.join(names)}"
+        hint = ask if similar else choose
         super().__init__(f"unknown {kind} {name!r}: {hint}")
 
 
 class BadArgument(UsageError):
-    """An argument outside its range."""
+    """An argument has a wrong type or is out of range; ``call`` is the call as text."""
 
     def __init__(self, call: str, why: str) -> None:
         super().__init__(f"{call}: {why}")
 
 
 class Conflict(NamedTuple):
-    """Techniques that cannot be combined: which, why, and what to do instead."""
+    """One combination that does not work: ``A x B``, why, and what to do instead."""
 
     what: str
     why: str
@@ -68,7 +69,7 @@ class Conflict(NamedTuple):
 
 
 class ConflictError(UsageError):
-    """Every conflict of a strategy, not only the first."""
+    """The techniques of a strategy cannot be combined; the message lists all conflicts."""
 
     def __init__(self, conflicts: Sequence[Conflict]) -> None:
         self.conflicts = tuple(conflicts)
@@ -86,11 +87,11 @@ class CheckpointMissing(CheckpointError, UsageError):
 
 
 class CheckpointCorrupt(CheckpointError):
-    """The bytes on disk are not the bytes that were written."""
+    """The files are truncated, damaged, or not a checkpoint that Shoal wrote."""
 
 
 class CheckpointMismatch(CheckpointError, UsageError):
-    """A sound checkpoint, but of another model."""
+    """The checkpoint is intact, but it was saved from another model."""
 
 
 class FaultError(ShoalError):
@@ -98,18 +99,18 @@ class FaultError(ShoalError):
 
 
 class PeerLost(FaultError):
-    """A rank died while others needed it."""
+    """A rank died while another rank waited for it."""
 
 
 class ExchangeTimeout(FaultError):
-    """An exchange did not end in time; the message names the missing ranks."""
+    """An exchange did not end before its timeout; the message names the missing ranks."""
 
 
 class LayoutMismatch(FaultError):
     """Ranks disagree about the model, the optimizer or the batch."""
 
-    exit_code = 2  # caused by the script: starting it again would not help
+    exit_code = 2  # the script causes this error, so a restart would not help
 
 
 class NonFinite(FaultError):
-    """A loss or gradient is NaN or infinite; the message names step and rank."""
+    """A loss or gradient is NaN or infinite; the message names the step and the rank."""

@@ -1,8 +1,8 @@
-"""Flows: an algorithm yields asks, and a wire sends back the answers.
+"""Flows: generators that yield requests for communication (asks) and are sent the answers.
 
-An algorithm never sees a process group, so the same code runs on gloo, NCCL, a parameter server,
-neighbours in a graph, the simulator and a unit test. The answer to an ask does not depend on the
-wire: it combines the messages of all workers that take part.
+A flow never uses a process group itself: a wire answers its asks. So the same flow runs on gloo,
+NCCL, a parameter server, neighbours in a graph, and in one process in a unit test. On every wire,
+an answer combines the messages of all workers that take part.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor
 from shoal.errors import UsageError
 
 Add: TypeAlias = Callable[[tuple[Tensor, ...], Tensor, float], None]
-"""``add(parts, into, weight)`` decodes a message: ``into += weight * decoded parts``.
+"""``add(parts, into, weight)`` decodes a message and adds it: ``into += weight * decoded parts``.
 
-It changes nothing but ``into``, so a worker, a server or an intermediate hop can run it."""
+It modifies only ``into``, in place, so any receiver of the message can run it."""
 
 Merge: TypeAlias = Callable[
     [tuple[Tensor, ...], tuple[Tensor, ...]], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 ]
-"""``merge(own, other)`` returns the merged parts, and the parts that were left out."""
+"""``merge(own, other)`` returns the merged parts, and the parts that the merge left out."""
 
 
 class Sent(Protocol):
-    """What this worker's message contained after any loss: :class:`Gather`, or :class:`Dense`."""
+    """The decoded content of this worker's own message, which may have lost precision."""
 
     def dense(self) -> Tensor:
-        """Return it as a tensor, shaped like the value that was sent."""
+        """Return the content as a tensor with the shape of the value that was sent."""
 
     def subtract_from(self, tensor: Tensor) -> None:
-        """Subtract it in place from a contiguous tensor, if possible without a dense copy."""
+        """Subtract the content from a contiguous tensor, in place."""
 
 
 class Dense(NamedTuple):
-    """What was sent, as a tensor."""
+    """The content of a message as a plain tensor."""
 
     tensor: Tensor
 
@@ -46,7 +46,7 @@ class Dense(NamedTuple):
         return self.tensor
 
     def subtract_from(self, tensor: Tensor) -> None:
-        """Subtract it in place."""
+        """Subtract the content from ``tensor``, in place."""
         tensor.sub_(self.tensor)
 
 
@@ -57,7 +57,7 @@ class Mean(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """Ask for the first half of a mean (reduce-scatter), in place: each worker gets one part.
+    """Ask for a reduce-scatter, in place: afterwards each worker holds one part of the mean.
 
     The answer is the tensor to pass to :class:`Spread`.
     """
@@ -66,16 +66,17 @@ class Scatter(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Ask for the second half of a mean (all-gather), in place: each worker gets all parts."""
+    """Ask for an all-gather of the parts of :class:`Scatter`, in place; the answer is the mean."""
 
     tensor: Tensor
 
 
 class Gather(NamedTuple):
-    """Ask for the weighted mean of messages that cannot be summed as they are.
+    """Ask for the weighted mean of encoded messages, which must be decoded before they are summed.
 
-    Parts have the same sizes on every worker. The wire does not overwrite them, so the ask itself
-    can serve as ``Agreed.mine``.
+    ``parts`` are the tensors of this worker's message; they have the same sizes on every worker.
+    ``add`` decodes a message, and ``like`` has the shape of the answer. The wire does not overwrite
+    the parts, so this object can also be used as ``Agreed.mine``.
     """
 
     parts: tuple[Tensor, ...]
@@ -83,18 +84,18 @@ class Gather(NamedTuple):
     like: Tensor
 
     def dense(self) -> Tensor:
-        """Decode this worker's own message."""
+        """Return this worker's own message, decoded into a new tensor."""
         into = torch.zeros_like(self.like)
         self.add(self.parts, into, 1.0)
         return into
 
     def subtract_from(self, tensor: Tensor) -> None:
-        """Subtract this worker's own message from a tensor, decoded piece by piece."""
+        """Subtract this worker's own decoded message from ``tensor``, in place."""
         self.add(self.parts, tensor, -1.0)
 
 
 class Rows(NamedTuple):
-    """Ask for the weighted mean of sparse tensors; each worker may hold different rows."""
+    """Ask for the weighted mean of sparse tensors; each worker may have different rows."""
 
     tensor: Tensor
 
@@ -102,8 +103,8 @@ class Rows(NamedTuple):
 class Fold(NamedTuple):
     """Ask to merge messages pairwise along a tree (gTop-k); the answer is a :class:`Folded`.
 
-    ``merge(own, other)`` returns merged parts of the same sizes, and the entries it left out, which
-    stay with the worker that merged. It is pure. Parts have the same sizes on every worker.
+    ``merge(own, other)`` returns merged parts of the same sizes, and the entries that it left out,
+    which stay on the worker that ran it; it modifies nothing. All ``parts`` have the same sizes.
     """
 
     parts: tuple[Tensor, ...]
@@ -111,7 +112,7 @@ class Fold(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """The merged parts, equal on all workers, and what this worker's own merges left out."""
+    """The parts merged over all workers, and the parts that each merge on this worker left out."""
 
     parts: tuple[Tensor, ...]
     dropped: tuple[tuple[Tensor, ...], ...]
@@ -119,7 +120,7 @@ class Folded(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Ask one peer to move to the mean of both models, and for that mean (AD-PSGD)."""
+    """Ask one peer to replace its model by the mean of both models, and to return it (AD-PSGD)."""
 
     peer: int
     parts: tuple[Tensor, ...]
@@ -132,7 +133,7 @@ class Push(NamedTuple):
 
 
 class All(NamedTuple):
-    """Several asks in one message; the answer is the tuple of their answers."""
+    """Several asks that are sent as one message; the answer is the tuple of their answers."""
 
     asks: tuple[Ask, ...]
 
@@ -141,13 +142,13 @@ Ask: TypeAlias = "Mean | Scatter | Spread | Gather | Rows | Fold | Pair | Push |
 
 
 class Agreed(NamedTuple):
-    """The result of a flow.
+    """The result of a compressor's flow.
 
     Args:
-        mean: the agreed tensor, equal on all workers.
-        mine: what this worker's own message contained. Unless nothing is lost, it shares no
-            memory with the value that was sent, so that ``mine.subtract_from(value)`` is safe.
-        state: what the compressor remembers until the next round.
+        mean: the mean of the decoded messages; equal on all workers if all take part in a mean.
+        mine: the decoded content of this worker's own message. If the compressor is lossy, it
+            shares no memory with the value that was sent, so ``mine.subtract_from(value)`` is safe.
+        state: the compressor's state for the next round.
     """
 
     mean: Tensor
@@ -158,11 +159,11 @@ class Agreed(NamedTuple):
 Result = TypeVar("Result")
 Flow: TypeAlias = Generator[Ask, Any, Agreed]
 Asks: TypeAlias = Generator[Ask, Any, None]
-"""A flow that leaves its result in place and returns nothing."""
+"""A flow that writes its result into existing tensors and returns nothing."""
 
 
 def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Result:
-    """Run a flow to its end, answering each ask immediately, and return its result."""
+    """Run a flow to its end, send it ``answer(ask)`` for each ask, and return its result."""
     try:
         ask = next(flow)
         while True:
@@ -175,7 +176,7 @@ def drive(flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Any]) -> Re
 def through(
     flow: Generator[Ask, Any, Result], answer: Callable[[Ask], Generator[Ask, Any, Any]]
 ) -> Generator[Ask, Any, Result]:
-    """Run a flow inside another one, which replaces each ask by the flow ``answer(ask)``."""
+    """Return a flow that runs ``flow`` and answers each of its asks by the flow ``answer(ask)``."""
     reply: Any = None
     while True:
         try:
@@ -187,7 +188,7 @@ def through(
 
 
 def alone(ask: Ask) -> Any:
-    """Return the answer to an ask when this worker takes part alone: its own message, decoded."""
+    """Return the answer to an ask if there is only one worker: its own message, decoded."""
     match ask:
         case Mean(tensor) | Rows(tensor) | Scatter(tensor) | Spread(tensor):
             return tensor
@@ -199,13 +200,13 @@ def alone(ask: Ask) -> Any:
             return tuple(alone(one) for one in asks)
         case _:
             name = type(ask).__name__
-            raise UsageError(f"{name} needs a peer or a server: one worker has neither")
+            raise UsageError(f"{name} needs a peer or a server; start at least two workers")
 
 
 def tree(workers: int) -> list[tuple[int, int]]:
-    """Return the merges of a binomial tree in order, as (receiver, sender); worker 0 ends with all.
+    """Return the merges of a binomial tree with root 0, as (receiver, sender) pairs in order.
 
-    Works for any number of workers, in ``ceil(log2 workers)`` rounds.
+    It works for any number of workers, and has ``ceil(log2 workers)`` rounds.
     """
     merges, distance = [], 1
     while distance < workers:
@@ -215,7 +216,7 @@ def tree(workers: int) -> list[tuple[int, int]]:
 
 
 def nbytes(ask: Ask) -> int:
-    """Return the bytes of the message of an ask, whatever its route; half for half a mean."""
+    """Return the bytes of this worker's message; Scatter and Spread count half a Mean each."""
     match ask:
         case Mean(tensor):
             return tensor.nbytes
@@ -232,9 +233,9 @@ def nbytes(ask: Ask) -> int:
 
 
 def together(flows: Iterable[Flow]) -> Generator[Ask, Any, list[Agreed]]:
-    """Run flows in lockstep: their i-th asks travel as one message.
+    """Return one flow that runs several flows in lockstep and returns their results, in order.
 
-    A flow with fewer asks than the others ends earlier.
+    The i-th asks of all flows are sent as one message. A flow with fewer asks ends earlier.
     """
     running = list(flows)
     ends: dict[int, Agreed] = {}

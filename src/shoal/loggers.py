@@ -1,7 +1,7 @@
-"""Loggers for metrics: a protocol of one method, and adapters for three common services.
+"""Loggers for metrics: a protocol with one method, and adapters for three common services.
 
-Anything with ``log(metrics, step)`` is a logger: pass it as ``distribute(..., logger=...)``. Only
-the main worker logs.
+Any object with a method ``log(metrics, step)`` is a logger; pass it as
+``distribute(..., logger=...)``. Only the main worker calls it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.errors import UsageError
 
 
 class Logger(Protocol):
-    """Receives metrics."""
+    """The protocol of an object that receives metrics."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of one step."""
@@ -28,31 +28,31 @@ class TensorBoard:
         self._writer = module.SummaryWriter(directory)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Add scalars."""
+        """Write each metric as a scalar."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
 
 class WandB:
-    """Logs to Weights & Biases (``pip install shoal[wandb]``); ``wandb.init`` gets the settings."""
+    """Logs to Weights & Biases (``pip install shoal[wandb]``); calls ``wandb.init(**settings)``."""
 
     def __init__(self, **settings: Any) -> None:
         self._run = _imported("wandb", "WandB", "wandb").init(**settings)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log to the run."""
+        """Log the metrics to the run that ``wandb.init`` returned."""
         self._run.log(dict(metrics), step=step)
 
 
 class MLflow:
-    """Logs to MLflow (``pip install shoal[mlflow]``); ``mlflow.start_run`` gets the settings."""
+    """Logs to MLflow (``pip install shoal[mlflow]``); calls ``mlflow.start_run(**settings)``."""
 
     def __init__(self, **settings: Any) -> None:
         self._mlflow = _imported("mlflow", "MLflow", "mlflow")
         self._mlflow.start_run(**settings)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log to the active run."""
+        """Log the metrics to MLflow's active run."""
         self._mlflow.log_metrics(dict(metrics), step=step)
 
 
@@ -60,5 +60,5 @@ def _imported(module: str, name: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        why = f"{name} is not installed: pip install 'shoal[{extra}]', or pass another logger"
-        raise UsageError(why) from None
+        install = f"run pip install 'shoal[{extra}]', or pass another logger"
+        raise UsageError(f"{name} is not installed; {install}") from None

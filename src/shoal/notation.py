@@ -1,4 +1,4 @@
-"""Read and write values as text: sizes in bytes, numbers, and calls of techniques."""
+"""Parse and format the text of a strategy: sizes in bytes, numbers, and calls of techniques."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.errors import BadArgument, UnknownName, UsageError
 
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b", re.ASCII)
-LONGEST = 2000  # characters of a strategy; a longer one is a mistake or an attack
+MAX_CHARACTERS = 2000  # of a strategy's text; a longer text is a mistake or an attack
 
 
 def nbytes_text(nbytes: int) -> str:
-    """Return a size as it is typed: ``25MB``, ``512KB``, ``1``."""
+    """Return a number of bytes as a user types it: ``25MB``, ``512KB``, ``1``."""
     for unit, factor in reversed(UNITS.items()):
         if nbytes and nbytes % factor == 0:
             return f"{nbytes // factor}{unit}"
@@ -24,38 +24,38 @@ def nbytes_text(nbytes: int) -> str:
 
 
 def check_nbytes(call: str, nbytes: object) -> None:
-    """Raise unless ``nbytes`` is a size."""
+    """Raise BadArgument unless ``nbytes`` is a whole number from 1 to 2**40."""
     if not is_whole(nbytes, 1, 2**40):
-        raise BadArgument(f"{call}({nbytes})", "a size in bytes from 1 up, for example 25MB")
+        raise BadArgument(f"{call}({nbytes})", "it needs a whole number of bytes, such as 25MB")
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number; True and False are not."""
+    """Return whether a value is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: object, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
-    """Return whether a value is an integer within these bounds; True and False are not."""
+    """Return whether a value is an int, not a bool, from ``least`` to ``most`` inclusive."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return (least is None or value >= least) and (most is None or value <= most)
 
 
 def check_momentum(call: str, momentum: object) -> None:
-    """Raise unless ``momentum`` is a factor under which a sum stays bounded."""
+    """Raise BadArgument unless ``momentum`` is a number with 0 <= momentum < 1."""
     if not (is_number(momentum) and 0 <= momentum < 1):
-        raise BadArgument(f"{call}(momentum={momentum})", "momentum must lie in [0, 1)")
+        raise BadArgument(f"{call}(momentum={momentum})", "momentum must be a number in [0, 1)")
 
 
 def typed(number: float) -> str:
-    """Return a number with every digit: techniques are equal if their names are."""
+    """Return a number as text with all its digits, because equal names must mean equal values."""
     return repr(float(number)).removesuffix(".0")
 
 
 def split(text: str) -> list[str]:
-    """Split at the commas that stand outside all brackets."""
-    if len(text) > LONGEST:
-        raise UsageError(f"a strategy of {len(text)} characters: the longest allowed is {LONGEST}")
+    """Return the parts of a text between the commas that are outside all parentheses."""
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"the strategy has {len(text)} characters; the limit is {MAX_CHARACTERS}")
     items, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char == "(") - (char == ")")
@@ -67,7 +67,10 @@ def split(text: str) -> list[str]:
 
 
 def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
-    """Evaluate ``name`` or ``name(arguments)`` with the functions ``known``, and nothing else."""
+    """Return the value of ``name`` or ``name(arguments)``; only ``known`` functions are called.
+
+    ``kind`` says in error messages what a name stands for, such as "technique".
+    """
     sized = _SIZE.sub(lambda match: str(int(match[1]) * UNITS[match[2]]), text)
     try:
         tree = ast.parse(sized.strip(), mode="eval").body
@@ -90,13 +93,13 @@ def _value(
         case ast.Call(func=ast.Name(id=name)):
             if name not in known:
                 raise UnknownName(kind, name, known)
-            near = _same_axis(known[name], known)
-            args = [_value(a, near, kind) for a in node.args]
-            words = {_word(k): _value(k.value, near, kind) for k in node.keywords}
-            return _call(name, known[name], args, words)
+            allowed = _same_axis(known[name], known)
+            args = [_value(a, allowed, kind) for a in node.args]
+            keywords = {_keyword_name(k): _value(k.value, allowed, kind) for k in node.keywords}
+            return _call(name, known[name], args, keywords)
         case ast.Name(id=name):
             raise UnknownName(kind, name, known)
-        case ast.BinOp(op=ast.Mult(), left=left, right=right) if outermost:  # never of constants
+        case ast.BinOp(op=ast.Mult(), left=left, right=right) if outermost:  # constants are refused
             one, other = (_value(side, known, kind, outermost=True) for side in (left, right))
             return _product(one, other, text=ast.unparse(node))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
@@ -107,32 +110,32 @@ def _value(
             raise UsageError(f"cannot read {ast.unparse(node)!r}: write names or calls")
 
 
-def _word(keyword: ast.keyword) -> str:
+def _keyword_name(keyword: ast.keyword) -> str:
     if keyword.arg is None:
-        raise UsageError(f"cannot read {ast.unparse(keyword)!r}: write each argument out")
+        raise UsageError(f"cannot read {ast.unparse(keyword)!r}: write arguments as name=value")
     return keyword.arg
 
 
 def _same_axis(
     function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """Return the functions of the same axis: in gossip(ring), ring is a graph and not the route."""
-    home = function.__module__.rpartition(".")[0]
-    return {n: f for n, f in known.items() if f.__module__.rpartition(".")[0] == home}
+    """Return the known functions of the same axis: in gossip(ring), ring is no collective."""
+    axis = function.__module__.rpartition(".")[0]
+    return {n: f for n, f in known.items() if f.__module__.rpartition(".")[0] == axis}
 
 
 def _product(left: Any, right: Any, text: str) -> Any:
     try:
         return left * right
     except TypeError:
-        raise UsageError(f"cannot read {text!r}: only partitions multiply") from None
+        raise UsageError(f"cannot read {text!r}: only partitions can be multiplied") from None
 
 
-def _call(name: str, function: Callable[..., Any], args: list[Any], words: dict[str, Any]) -> Any:
+def _call(name: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
-        return function(*args, **words)
+        return function(*args, **kwargs)
     except TypeError as error:
         why = str(error).replace(f"{function.__name__}() ", "")
-        arguments = [*map(str, args), *(f"{word}={value}" for word, value in words.items())]
-        takes = ", ".join(inspect.signature(function).parameters)
-        raise BadArgument(f"{name}({', '.join(arguments)})", f"{why}; it takes ({takes})") from None
+        arguments = [*map(str, args), *(f"{key}={value}" for key, value in kwargs.items())]
+        why += f"; its signature is {name}({', '.join(inspect.signature(function).parameters)})"
+        raise BadArgument(f"{name}({', '.join(arguments)})", why) from None

@@ -1,4 +1,4 @@
-"""A strategy: one technique per axis, as a frozen value and as a line of text.
+"""The class :class:`Strategy`, which has one technique per axis, and :func:`parse` to read it.
 
 >>> parse("all_reduce, local(8), error_feedback(topk(0.01))")
 data, all_reduce, local(8), fifo, error_feedback(topk(0.01)), native
@@ -26,23 +26,23 @@ from shoal.errors import BadArgument, ConflictError, UsageError
 __all__ = ["AUTO", "Strategy", "gossip", "parse"]
 
 AUTO = "auto"
-_DEFAULT = fifo()  # a marker: the default schedule depends on the other techniques
+_DEFAULT = fifo()  # recognised by identity: replaced by wfbp() if the other techniques allow it
 
 
 @dataclass(frozen=True, repr=False)
 class Strategy:
-    """How one model is trained on many machines.
+    """How one model is trained on many machines: one technique for each axis.
 
-    Every field is the technique of one axis; what is left out gets the plainest technique that is
-    legal with the others. Raises ``ConflictError`` with all conflicts at once.
+    ``repr`` returns the text that :func:`parse` reads. The constructor raises ``ConflictError`` if
+    techniques cannot be combined; its message lists all conflicts.
 
     Args:
-        partition: how the model is cut.
-        coordination: with whom a worker agrees.
-        synchrony: when it waits.
-        scheduling: the order of messages; by default during backward where possible.
-        compression: the form of messages.
-        collectives: the route of sums.
+        partition: how the model is divided among ranks.
+        coordination: with which workers a worker exchanges gradients or models.
+        synchrony: when a worker waits for others.
+        scheduling: when and in which order messages are sent; by default wfbp if possible.
+        compression: how messages are encoded.
+        collectives: the algorithm of the all-reduce.
     """
 
     partition: Partition = data()  # noqa: RUF009
@@ -56,22 +56,22 @@ class Strategy:
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
-                raise BadArgument(f"Strategy({name}={value!r})", f"{name} takes a {kind.__name__}")
+                raise BadArgument(f"Strategy({name}={value!r})", f"it must be a {kind.__name__}")
         if self.scheduling is _DEFAULT:
-            plain = wfbp() if rules.can_overlap(self) else fifo()
-            object.__setattr__(self, "scheduling", plain)
+            schedule = wfbp() if rules.can_overlap(self) else fifo()
+            object.__setattr__(self, "scheduling", schedule)
         if conflicts := rules.conflicts(self):
             raise ConflictError(conflicts)
 
     def bind(self, facts: rules.Facts) -> Strategy:
-        """Check against the workers, the model and the optimizer; raise all conflicts at once."""
+        """Return this strategy; raise UsageError if it does not fit ranks, model or optimizer."""
         self.partition.replicas(facts.ranks)
         if conflicts := rules.bound_conflicts(self, facts):
             raise ConflictError(conflicts)
         return self
 
     def advice(self) -> tuple[str, ...]:
-        """Return what is legal but unwise."""
+        """Return warnings about techniques that are allowed but unwise, one text for each."""
         return rules.advice(self)
 
     def __repr__(self) -> str:
@@ -89,12 +89,13 @@ _KINDS: dict[str, type] = {
 
 
 def parse(text: str) -> Strategy:
-    """Read a strategy: techniques in any order, separated by commas; ``auto`` is the plainest one.
+    """Return the strategy that a text describes: techniques in any order, separated by commas.
 
-    ``tensor=2`` may be written for ``tensor(2)``, and several partitions multiply.
+    An empty text or ``auto`` is the default strategy. ``tensor=2`` may be written for
+    ``tensor(2)``. Several partitions are combined: ``shard(2), tensor(2)``.
     """
     if not isinstance(text, str):
-        raise UsageError(f"a strategy is text or a Strategy, not {text!r}")
+        raise UsageError(f"a strategy must be a text or a Strategy, not {text!r}")
     if text.strip() in ("", AUTO):
         return Strategy()
     techniques: dict[str, Any] = {}
@@ -102,12 +103,12 @@ def parse(text: str) -> Strategy:
         value = notation.call(_as_call(item), FUNCTIONS, "technique")
         axis = next((a for a, kind in _KINDS.items() if isinstance(value, kind)), None)
         if axis is None:
-            raise UsageError(f"{item!r} is no technique of any axis")
+            raise UsageError(f"{item!r} is not a technique; shoal strategies lists all techniques")
         if axis == "partition" and axis in techniques:
             techniques[axis] = techniques[axis] * value
         elif axis in techniques:
             both = f"{techniques[axis]!r} and {value!r}"
-            raise UsageError(f"two techniques for {axis}: {both}; keep one of them")
+            raise UsageError(f"{both} are two techniques of the axis {axis}; keep one of them")
         else:
             techniques[axis] = value
     return Strategy(**techniques)

@@ -43,7 +43,7 @@ def test_it_is_written_as_it_is_typed() -> None:
 @pytest.mark.parametrize("cut", [data, shard, tensor, pipe])
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2", 65537])
 def test_a_degree_is_a_whole_number_from_one_up(cut: object, wrong: object) -> None:
-    with pytest.raises(BadArgument, match="a degree is a whole number"):
+    with pytest.raises(BadArgument, match="a degree must be a whole number"):
         cut(wrong)  # type: ignore[operator]
 
 

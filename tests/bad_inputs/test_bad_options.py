@@ -36,7 +36,7 @@ from shoal.errors import BadArgument, ConflictError, UnknownName, UsageError
         ("tensor=two", BadArgument, "two"),
         ("topk(0.1, 0.2, 0.3)", BadArgument, r"topk\(0.1, 0.2, 0.3\)"),
         ("topk(ratoi=0.1)", BadArgument, "ratoi"),
-        ("bsp, ssp(3)", UsageError, "two techniques for synchrony: bsp and ssp"),
+        ("bsp, ssp(3)", UsageError, r"bsp and ssp\(3\) are two techniques of the axis synchrony"),
         ("bsp; fifo", UsageError, "cannot read 'bsp; fifo'"),
         ("__import__('os')", UsageError, "__import__"),
         ("tensor=2", UsageError, "1 workers cannot be cut .* multiply to 2; start a multiple of 2"),
@@ -91,7 +91,7 @@ def test_a_count_is_a_whole_number_from_one_up(name: str, value: Any) -> None:
     [
         ({"acumulate": 2}, "unknown option of distribute 'acumulate': did you mean accumulate"),
         ({"nonfinite": "skp"}, "unknown nonfinite policy 'skp': did you mean skip"),
-        ({"backend": "mpi"}, "unknown backend 'mpi': one of: gloo, nccl"),
+        ({"backend": "mpi"}, "unknown backend 'mpi': choose one of: gloo, nccl"),
         ({"logger": 3}, r"logger=3: it must have log\(metrics, step\)"),
         ({"loss": "mse"}, r"loss='mse': a function \(output, target\)"),
         ({"checkpoint": 3}, "checkpoint=3: the path of a directory"),

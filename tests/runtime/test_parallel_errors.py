@@ -45,7 +45,7 @@ class Loose(Declared):
     ("model", "n", "message"),
     [
         (lambda: resnet(), 2, r"ResNet, because it has no tensor plan; instead: give it a method"),
-        (lambda: gpt(8, heads=4, width=8), 3, r"4 heads.*3; instead: a degree that divides"),
+        (lambda: gpt(8, heads=4, width=8), 3, r"4 heads.*3; instead: use a divisor of 4"),
         (
             lambda: mlp(4, 4, width=5),
             2,

@@ -153,5 +153,5 @@ def test_the_past_cannot_be_asked_for() -> None:
 def test_an_event_happens_once() -> None:
     event = Clock().event()
     event.fire()
-    with pytest.raises(BadArgument, match="once"):
+    with pytest.raises(BadArgument, match="already happened"):
         event.fire()

@@ -82,7 +82,7 @@ def test_the_laws_find_a_broken_schedule(plan: Any, facts: dict[str, bool], told
 
 def test_the_laws_find_a_broken_collective() -> None:
     lazy = Collective("lazy", rounds=lambda world: (), chunks=lambda world: 1)
-    with pytest.raises(ValueError, match="lacks the part"):
+    with pytest.raises(ValueError, match="lacks the contribution"):
         check(lazy)
     own = Collective(
         "own order",  # each adds all parts up for itself, so that roundings differ

@@ -77,7 +77,7 @@ def test_workers_that_ask_different_things_are_found() -> None:
 
 
 def test_a_worker_that_ends_before_the_others_is_found() -> None:
-    with pytest.raises(AssertionError, match="1 workers ended while 1 yielded another ask"):
+    with pytest.raises(AssertionError, match="1 workers ended, but 1 yielded another ask"):
         lockstep([means(torch.zeros(1)), means()])
 
 

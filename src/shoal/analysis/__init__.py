@@ -1,1 +1,1 @@
-"""Cost models: what a message and a collective cost, before anything runs."""
+"""Cost models: compute the seconds of a message and of a collective without running them."""

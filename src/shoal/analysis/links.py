@@ -1,11 +1,12 @@
-"""Links: how long a message of n bytes takes, fitted to measurements.
+"""Fit a function from bytes to seconds of a message (a link) to measurements.
 
-The model is Hockney's ``alpha + beta n``: seconds per message and seconds per byte. One line is
-often not enough, because libraries change the protocol with the size (on logs of MPI over 10GbE it
-is 8 to 20 % off). So a link may have a knee, from which another line applies.
+The model is Hockney's ``alpha + beta * n`` for n bytes: alpha is seconds per message, beta seconds
+per byte. One line is often not enough, because libraries use another protocol for large messages
+(on logs of MPI over 10GbE one line is 8 to 20 % off). So a link may have a knee: a size from which
+on another line is used.
 
-Errors are relative to the measured time: otherwise those of large messages would outweigh those of
-small ones, and it is for small messages that the choice between routes matters.
+Errors are divided by the measured seconds. Otherwise the errors of large messages would outweigh
+those of small ones, although the choice between routes matters most for small messages.
 
 References:
     Hockney, `The communication challenge for MPP <https://doi.org/10.1016/S0167-8191(06)80021-9>`_,
@@ -24,14 +25,14 @@ from typing import NamedTuple
 from shoal.errors import BadArgument
 
 Point = tuple[float, float]
-"""A measured (nbytes, seconds)."""
+"""One measurement: (nbytes, seconds)."""
 
-_HUBER = 1.345  # errors beyond so many deviations count linearly: 95 % efficient on clean data
-_ROUNDS = 30  # of reweighting; it converges in about ten
+_HUBER = 1.345  # Huber's k, in standard deviations: larger errors count linearly, not squared
+_ROUNDS = 30  # number of reweighting rounds; it converges in about ten
 
 
 class Piece(NamedTuple):
-    """The line for messages of ``start`` bytes and more."""
+    """The line ``alpha + beta * nbytes`` for messages of ``start`` bytes or more."""
 
     start: float
     alpha: float
@@ -44,7 +45,7 @@ class Link(NamedTuple):
     Args:
         alpha: seconds per message.
         beta: seconds per byte.
-        knees: lines for larger messages, in the order of ``start``.
+        knees: lines for larger messages, sorted by ``start``.
     """
 
     alpha: float
@@ -61,13 +62,13 @@ class Link(NamedTuple):
 
 
 def fit(points: Sequence[Point], *, pieces: int = 1, robust: bool = True) -> Link:
-    """Return the link with the least relative error on measured points.
+    """Return the link with the least relative error on the measured points.
 
     Args:
-        points: (nbytes, seconds) pairs, in any order, with at least two different sizes per piece.
-        pieces: 1, or 2 to look for a knee; the second line is never below the first at the knee,
-            and there is no knee if none reduces the error.
-        robust: reduce the weight of outliers by Huber's rule.
+        points: (nbytes, seconds) pairs in any order, with at least two different sizes.
+        pieces: 1: one line. 2: search for a knee; if one reduces the error, use two lines, of which
+            the second is not below the first at the knee.
+        robust: whether to reduce the weight of outliers by Huber's rule.
     """
     call = f"fit({len(points)} points, pieces={pieces})"
     if pieces not in (1, 2):
@@ -76,13 +77,13 @@ def fit(points: Sequence[Point], *, pieces: int = 1, robust: bool = True) -> Lin
         raise BadArgument(call, "sizes must be finite and >= 0, seconds finite and > 0")
     ordered = sorted(points)
     if len({n for n, _ in ordered}) < 2:
-        raise BadArgument(call, "a line needs at least two different sizes; measure more")
+        raise BadArgument(call, "a line needs at least two different sizes; measure more sizes")
     cut = _knee(ordered) if pieces == 2 else None
-    solve = _robust_line if robust else _line
+    fit_line = _robust_line if robust else _line
     if cut is None:
-        return Link(*solve(ordered))
+        return Link(*fit_line(ordered))
     left, right = ordered[:cut], ordered[cut:]
-    return Link(*solve(left), (Piece(right[0][0], *solve(right)),))
+    return Link(*fit_line(left), (Piece(right[0][0], *fit_line(right)),))
 
 
 def mape(link: Link, points: Sequence[Point]) -> float:
@@ -97,19 +98,19 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     repeats: int = 5,
 ) -> list[tuple[int, float]]:
-    """Time ``exchange(nbytes)`` at each size, and return the medians, as :func:`fit` takes them.
+    """Time ``exchange(nbytes)`` at each size; return pairs (nbytes, median seconds).
 
-    Sizes are interleaved, so that a slow phase of the machine affects all of them. One pass before
-    is not counted (connections, buffers, caches).
+    All sizes are timed once in each repeat, so that a slow phase of the machine affects all sizes.
+    A first pass is not counted: it opens connections and allocates buffers.
 
     Args:
         exchange: sends and receives one message of that many bytes, and returns when it is done.
-        sizes: in bytes.
+        sizes: message sizes in bytes.
         clock: returns the time in seconds; may be virtual.
         repeats: how often each size is timed.
     """
     if repeats < 1:
-        raise BadArgument(f"measure(repeats={repeats})", "must be at least 1")
+        raise BadArgument(f"measure(repeats={repeats})", "repeats must be at least 1")
     seconds: dict[int, list[float]] = {nbytes: [] for nbytes in sizes}
     for nbytes in seconds:
         exchange(nbytes)
@@ -122,7 +123,7 @@ def measure(
 
 
 def _line(points: Sequence[Point], trust: Sequence[float] | None = None) -> tuple[float, float]:
-    """Return the non-negative (alpha, beta) with the least ``sum trust * (error / seconds)^2``."""
+    """Return the non-negative (alpha, beta) with the least ``sum(trust * (error / seconds)^2)``."""
     weights = [t / (s * s) for t, (_, s) in zip(trust or [1.0] * len(points), points, strict=True)]
     total = sum(weights)
     x = sum(w * n for w, (n, _) in zip(weights, points, strict=True)) / total
@@ -130,9 +131,9 @@ def _line(points: Sequence[Point], trust: Sequence[float] | None = None) -> tupl
     spread = sum(w * (n - x) ** 2 for w, (n, _) in zip(weights, points, strict=True))
     slope = sum(w * (n - x) * (s - y) for w, (n, s) in zip(weights, points, strict=True))
     beta = slope / spread
-    if beta < 0:  # the best admissible line is flat
+    if beta < 0:  # the best line with beta >= 0 is horizontal
         return y, 0.0
-    if y - beta * x < 0:  # or goes through the origin
+    if y - beta * x < 0:  # the best line with alpha >= 0 goes through the origin
         return 0.0, (slope + total * x * y) / (spread + total * x * x)
     return y - beta * x, beta
 
@@ -147,22 +148,22 @@ def _robust_line(points: Sequence[Point]) -> tuple[float, float]:
     line = _line(points)
     for _ in range(_ROUNDS):
         errors = _errors(line, points)
-        bound = max(_HUBER * statistics.median(errors) / 0.6745, 1e-9)  # MAD -> deviation
+        bound = max(_HUBER * statistics.median(errors) / 0.6745, 1e-9)  # / 0.6745: MAD -> sigma
         line = _line(points, [min(1.0, bound / e) if e else 1.0 for e in errors])
     return line
 
 
 def _knee(points: Sequence[Point]) -> int | None:
-    """Return the index at which two lines fit best; None if one line fits as well."""
+    """Return the index of the first point of the second line; None if one line fits as well."""
     one = sum(e * e for e in _errors(_line(points), points))
-    best, where = one - 1e-12 * len(points), None  # a relative 1e-6 is not worth a knee
+    best, where = one - 1e-12 * len(points), None  # a knee must reduce the error by 1e-6 or more
     for cut in range(1, len(points)):
         left, right = points[:cut], points[cut:]
         if left[-1][0] == right[0][0] or left[0][0] == left[-1][0] or right[0][0] == right[-1][0]:
-            continue  # the same size on both sides, or a side with one size
+            continue  # both sides have the same size, or one side has only one size
         low, high = _line(left), _line(right)
         if high[0] + high[1] * right[0][0] < low[0] + low[1] * right[0][0]:
-            continue  # larger messages would be faster: noise, not a protocol
+            continue  # at the knee a larger message would be faster, which can only be noise
         loss = sum(e * e for e in _errors(low, left) + _errors(high, right))
         if loss < best:
             best, where = loss, cut

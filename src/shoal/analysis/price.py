@@ -1,7 +1,7 @@
-"""Cost of a collective: add up the same rounds that a wire runs and a proof checks.
+"""Compute the seconds of a collective from its rounds and the cost of one message.
 
-How the times of rounds add up is defined in :mod:`shoal.axes.collectives.kit.walk`. The model
-assumes that reducing overlaps with receiving.
+:mod:`shoal.axes.collectives.kit.walk` defines how the times of rounds are added. The model assumes
+that reducing takes no time of its own, because it overlaps with receiving.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -21,13 +21,13 @@ from shoal.errors import BadArgument
 def price(
     rounds: Iterable[Round], nbytes: float, link: Link, *, chunks: int | None = None
 ) -> float:
-    """Return the seconds that a message of ``nbytes`` takes in these rounds.
+    """Return the seconds that these rounds take for a message of ``nbytes``.
 
     Args:
         rounds: copies between ranks, round by round.
-        nbytes: of the whole message.
+        nbytes: bytes of the whole message.
         link: cost of one message between two ranks.
-        chunks: number of equal chunks of the message; None: one more than the highest in rounds.
+        chunks: number of equal chunks of the message; None: the highest chunk in ``rounds`` + 1.
     """
     listed = list(rounds)
     if chunks is None:
@@ -38,13 +38,14 @@ def price(
 def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, link: Link) -> float:
     """Return the seconds of one all-reduce over ``world`` workers.
 
-    ``native`` has no rounds; it costs what Rabenseifner's algorithm does: ``2 ceil(log2 world)``
-    messages and ``2 (world - 1) / world`` of the bytes, the least for so few messages. Gloo's own
-    ring has more latency: measure where it matters. A route that chooses by size costs what its
-    choice for this size does.
+    ``native`` has no rounds; its cost is assumed to be that of Rabenseifner's algorithm:
+    ``2 ceil(log2 world)`` messages and ``2 (world - 1) / world`` of the bytes. Gloo's own ring has
+    more messages, so it takes longer for small sizes. For a collective that chooses its route by
+    size, the cost is that of the route for this size.
     """
     if world < 1 or nbytes < 0:
-        raise BadArgument(f"price of {collective} (world={world}, nbytes={nbytes})", "too small")
+        call = f"all_reduce_seconds({collective}, world={world}, nbytes={nbytes})"
+        raise BadArgument(call, "world must be at least 1 and nbytes at least 0")
     if collective.choose is not None:
         network = Network(link.cost, partial(_rabenseifner, world, link))
         collective = collective.choose(nbytes, world, network)
@@ -54,7 +55,7 @@ def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, lin
 
 
 def _rabenseifner(world: int, link: Link, nbytes: float) -> float:
-    """Return the seconds of halving and then doubling: twice the same messages."""
+    """Return the seconds of recursive halving and then doubling, which send the same messages."""
     seconds, share = 0.0, world
     while share > 1:
         seconds += 2 * link.cost(nbytes * (share // 2) / world)

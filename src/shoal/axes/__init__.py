@@ -1,4 +1,4 @@
-"""The six axes: one folder per axis, one file per technique."""
+"""The six axes of a strategy: each folder is an axis, and has one file per technique."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for fs in AXES.values(
 
 
 class Member(NamedTuple):
-    """One technique, as the catalogue shows it."""
+    """One technique as it is listed in the catalogue; ``paper`` and ``link`` may be empty."""
 
     axis: str
     name: str
@@ -40,19 +40,19 @@ class Member(NamedTuple):
 
 
 def axis_of(name: str) -> str:
-    """Return the axis of a technique."""
+    """Return the axis of the technique with this name."""
     return next(axis for axis, fs in AXES.items() for f in fs if f.__name__ == name)
 
 
 def catalogue() -> tuple[Member, ...]:
-    """Return every technique of every axis, read from its docstrings."""
+    """Return all techniques of all axes; their texts are read from the docstrings."""
     return tuple(_member(axis, f) for axis, functions in AXES.items() for f in functions)
 
 
 def _member(axis: str, function: Callable[..., Any]) -> Member:
     summary = (inspect.getdoc(function) or "").splitlines()[0]
-    words = ", ".join(inspect.signature(function).parameters)
-    signature = f"{function.__name__}({words})" if words else function.__name__
+    parameters = ", ".join(inspect.signature(function).parameters)
+    signature = f"{function.__name__}({parameters})" if parameters else function.__name__
     module = inspect.getdoc(inspect.getmodule(function)) or ""
     text = " ".join(module.partition("References:")[2].split())
     match = re.search(r"(.*?), `(.*?) <(.*?)>`_, (\d{4})", text)

@@ -1,22 +1,23 @@
 """Small models for tests, which show how a model declares its tensor and pipeline parallelism.
 
-Your own model needs none of this for data parallelism. To be split over several ranks it has one or
-both of two plain methods; there is nothing to inherit or to register:
+For data parallelism and ``shard`` a model needs none of this. To be split by ``tensor`` or ``pipe``
+a model needs one of these methods; there is nothing to inherit from or to register:
 
 ``tensor_plan(n) -> {pattern: style}``
-    For ``tensor=n``. Patterns are names of ``nn.Linear`` or ``nn.Embedding`` modules, ``*`` stands
-    for one level. Styles: ``"column"`` (split the outputs, and leave them split), ``"row"`` (split
-    the inputs, sum the outputs), ``"gathered"`` (column, then gather the outputs), ``"vocab"`` (an
-    embedding, split by its rows). A column is followed by a row; the code between them must work on
-    some of the features, so write ``view(..., -1, head_width)``, never the number of heads.
-    Hugging Face's ``_tp_plan`` is read too.
+    For ``tensor(n)``. A pattern is the name of an ``nn.Linear`` or ``nn.Embedding`` module, in
+    which ``*`` stands for one part of a dotted name. Styles: ``"column"`` (split the outputs, and
+    leave them split), ``"row"`` (split the inputs, sum the outputs), ``"gathered"`` (like column,
+    then gather the outputs), ``"vocab"`` (an embedding, split by its rows). After a column layer
+    comes a row layer. The code between them gets only this rank's features, so write
+    ``view(..., -1, head_width)``, and do not use the number of heads. A model of Hugging Face may
+    have ``_tp_plan`` instead.
 
 ``pipe_stages(n) -> [[name, ...], ...]``
-    For ``pipe=n``. One list for each stage: the submodules that it applies, each to the output of
-    the one before. Together they are the whole ``forward``. An ``nn.Sequential`` needs no such
-    method.
+    For ``pipe(n)``. One list of submodule names for each stage. Each submodule is applied to the
+    output of the one before, and together they must compute the whole ``forward``. An
+    ``nn.Sequential`` needs no such method.
 
-Both raise :class:`shoal.errors.UsageError` when the model cannot be split by ``n``.
+Both methods should raise :class:`shoal.errors.UsageError` if the model cannot be split by ``n``.
 """
 
 from shoal.models.gpt import GPT, GPTConfig, gpt

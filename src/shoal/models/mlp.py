@@ -11,18 +11,18 @@ from shoal.errors import BadArgument
 
 
 class MLP(nn.Sequential):
-    """Flatten, then linear layers with ReLU between them; as a Sequential, it can be a pipeline."""
+    """Flatten, then linear layers with ReLU between them; ``pipe(n)`` can split it."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         if len(widths) < 2 or min(widths) < 1:
-            raise BadArgument(f"MLP({list(widths)})", "needs at least two widths, all positive")
+            raise BadArgument(f"MLP({list(widths)})", "widths must be two or more, all at least 1")
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         super().__init__(*layers[:-1])  # no ReLU after the last
 
     def tensor_plan(self, n: int) -> dict[str, str]:
-        """Return columns and rows in turn, so that every second layer's output is complete."""
+        """Return column and row in turn, so that the output of every second layer is complete."""
         linears = [name for name, m in self.named_children() if isinstance(m, nn.Linear)]
         plan = {name: "row" if i % 2 else "column" for i, name in enumerate(linears)}
         if len(linears) % 2:
@@ -31,5 +31,5 @@ class MLP(nn.Sequential):
 
 
 def mlp(inputs: int, outputs: int, *, width: int = 64, layers: int = 2) -> MLP:
-    """Return an :class:`MLP` with ``layers`` linear layers, ``width`` features between them."""
+    """Return an :class:`MLP` with ``layers`` linear layers and ``width`` features between them."""
     return MLP([inputs, *[width] * (layers - 1), outputs])

@@ -3,7 +3,7 @@
 References:
     He et al., `Deep Residual Learning <https://arxiv.org/abs/1512.03385>`_, 2015, section 4.2.
 
-Differs from the paper: a strided 1x1 convolution where a block changes shape (its option B).
+Differs from section 4.2: a shortcut that changes the shape is a strided 1x1 convolution (option B).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 
 def convolution(inputs: int, outputs: int, *, size: int = 3, stride: int = 1) -> nn.Sequential:
-    """Return a convolution without bias and a batch norm."""
+    """Return a convolution without bias, followed by a batch norm."""
     conv = nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs))
 
@@ -38,22 +38,22 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Sequential):
-    """Stem, residual blocks, mean over the image, linear; as a Sequential, it can be a pipeline."""
+    """Stem, residual blocks, mean over the image, linear layer; ``pipe(n)`` can split it."""
 
     def __init__(self, channels: int, classes: int, widths: Sequence[int]) -> None:
-        links: OrderedDict[str, nn.Module] = OrderedDict()
-        links["stem"] = nn.Sequential(convolution(channels, widths[0]), nn.ReLU())
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        parts["stem"] = nn.Sequential(convolution(channels, widths[0]), nn.ReLU())
         inputs = widths[0]
         for i, outputs in enumerate(widths):
-            links[f"block{i}"] = Residual(inputs, outputs, stride=1 if outputs == inputs else 2)
+            parts[f"block{i}"] = Residual(inputs, outputs, stride=1 if outputs == inputs else 2)
             inputs = outputs
-        links["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        links["head"] = nn.Linear(inputs, classes)
-        super().__init__(links)
+        parts["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        parts["head"] = nn.Linear(inputs, classes)
+        super().__init__(parts)
 
 
 def resnet(
     channels: int = 3, classes: int = 10, *, width: int = 16, depth: int = 1, stages: int = 3
 ) -> ResNet:
-    """Return a :class:`ResNet`; each stage has ``depth`` blocks, twice as wide as the last."""
+    """Return a :class:`ResNet`; each stage has ``depth`` blocks, twice as wide as those before."""
     return ResNet(channels, classes, [width * 2**s for s in range(stages) for _ in range(depth)])

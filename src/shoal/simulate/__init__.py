@@ -1,1 +1,1 @@
-"""Simulation without hardware, in virtual time. Nothing in the package calls it yet but tests."""
+"""Simulation in virtual time. Only tests use it so far."""

@@ -1,8 +1,8 @@
-"""Virtual time: an event queue that jumps from one event to the next and never sleeps.
+"""Virtual time: an event queue whose time jumps from one event to the next, without sleeping.
 
-A process is a generator. It yields seconds to sleep, or a :class:`ClockEvent` to wait for, and is
-sent the value of the event. Events due at the same instant run in the order in which they were
-scheduled, so a run can be repeated exactly::
+A process is a generator. It yields a number of seconds to sleep, or a :class:`ClockEvent` to wait
+for, and is sent the value of that event. Functions that are due at the same time run in the order
+in which they were scheduled, so every run is the same::
 
     >>> clock = Clock()
     >>> def worker(name, seconds):
@@ -29,7 +29,7 @@ from typing import Any
 from shoal.errors import BadArgument
 
 Process = Generator["float | ClockEvent", Any, Any]
-"""Yields seconds or an event; its return value is the value of the event from ``start``."""
+"""Yields seconds or an event; what it returns is the value of the event from ``Clock.start``."""
 
 
 class ClockEvent:
@@ -42,16 +42,16 @@ class ClockEvent:
         self.value: Any = None
 
     def fire(self, value: Any = None) -> None:
-        """Make it happen now; waiting processes resume at this instant, first come first."""
+        """Make the event happen now; those who wait for it resume at this time, in order."""
         if self.happened:
-            raise BadArgument(f"fire({value!r})", "an event happens once; make another")
+            raise BadArgument(f"fire({value!r})", "this event has already happened; create another")
         self.happened, self.value = True, value
         for resume in self._waiting:
             self._clock.after(0, partial(resume, value))
         self._waiting.clear()
 
     def then(self, fn: Callable[[Any], None]) -> None:
-        """Call ``fn(value)`` when it happens; at this instant if it already has."""
+        """Call ``fn(value)`` when the event happens, or at the present time if it has happened."""
         if self.happened:
             self._clock.after(0, partial(fn, self.value))
         else:
@@ -64,20 +64,20 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.running = 0
-        """Processes started and not ended; above zero after :meth:`run`, some wait forever."""
+        """Number of processes that have not ended; those left after :meth:`run` wait forever."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._turn = count()
 
     def at(self, time: float, fn: Callable[[], None]) -> None:
-        """Call ``fn`` at that time, which must not be in the past."""
+        """Call ``fn`` at ``time`` (seconds), which must not be in the past."""
         if not self.now <= time < float("inf"):
-            raise BadArgument(f"at({time})", f"must be finite and not before now ({self.now})")
+            raise BadArgument(f"at({time})", f"time must be finite and at least {self.now}, now")
         heapq.heappush(self._queue, (time, next(self._turn), fn))
 
     def after(self, delay: float, fn: Callable[[], None]) -> None:
         """Call ``fn`` after ``delay`` seconds."""
         if not 0 <= delay < float("inf"):
-            raise BadArgument(f"after({delay})", "a delay must be finite and >= 0 seconds")
+            raise BadArgument(f"after({delay})", "the delay must be finite and >= 0 seconds")
         self.at(self.now + delay, fn)
 
     def event(self) -> ClockEvent:
@@ -85,16 +85,16 @@ class Clock:
         return ClockEvent(self)
 
     def start(self, process: Process) -> ClockEvent:
-        """Start a process at this instant; return an event with its return value, when it ends."""
+        """Start a process now; return an event that happens when it ends, with what it returns."""
         ended = self.event()
         self.running += 1
         self.after(0, partial(self._resume, process, ended, None))
         return ended
 
     def run(self, until: float | None = None) -> float:
-        """Run all events up to and at ``until`` (None: all); return the time after them."""
+        """Run what is scheduled up to and including ``until`` (None: all); return the new time."""
         if until is not None and not self.now <= until:
-            raise BadArgument(f"run(until={until})", f"is in the past: now is {self.now}")
+            raise BadArgument(f"run(until={until})", f"until must be at least {self.now}, now")
         while self._queue and (until is None or self._queue[0][0] <= until):
             self.now, _, fn = heapq.heappop(self._queue)
             fn()

@@ -1,14 +1,15 @@
-"""Cost of a communication schedule: simulate one step in virtual time.
+"""Compute the seconds of a communication schedule: simulate one step in virtual time.
 
-The step begins with backward and ends with the next forward, so that overlap with either counts.
-Two processes share the clock:
+The step begins with backward and ends with the next forward, so overlap with both is included. Two
+processes run on one clock:
 
-* compute: backward from the last layer to the first, the update, forward from the first layer to
-  the last; before each it waits for the tasks due there;
-* link: one message at a time, in the order of the tasks; each is sent once it is ready and the one
+* compute: backward from the last layer to the first, the update, then forward from the first layer
+  to the last. Before each of these, it waits for the tasks that are due there;
+* link: one message at a time, in the order of the tasks. Each is sent when it is ready and the one
   before it has arrived.
 
-Compute and messages do not slow each other down, and the update takes no time.
+The model assumes that computation and messages do not slow each other down, and that the update
+takes no time.
 
 References:
     Shi, Chu & Li, `MG-WFBP <https://arxiv.org/abs/1811.11141>`_, 2019 (the recurrence for WFBP).
@@ -26,20 +27,20 @@ from shoal.timeline.span import COMPUTE, EXCHANGE, WAIT, Span
 
 
 class SimulatedStep(NamedTuple):
-    """Seconds of one step, and its spans in the order of their start."""
+    """The seconds of one step, and its spans sorted by their start."""
 
     seconds: float
     spans: tuple[Span, ...]
 
 
 def schedule_seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> SimulatedStep:
-    """Simulate from the start of backward to the end of the next forward.
+    """Simulate one step, from the start of backward to the end of the next forward.
 
     Args:
-        tasks: of the schedule, for these layers.
+        tasks: the plan of a schedule for these layers.
         layers: in the order of forward, with their seconds.
-        cost: takes bytes, returns seconds of an all-reduce; the phases ``scatter`` and ``gather``
-            take half of it each.
+        cost: nbytes -> seconds of an all-reduce; the phases ``scatter`` and ``gather`` take half of
+            it each.
     """
     step = _Step(tasks, layers, cost)
     computed = step.clock.start(step.compute())
@@ -49,8 +50,8 @@ def schedule_seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost)
         number = next(i for i, arrived in enumerate(step.arrived) if not arrived.happened)
         ready, due = (f"{m.kind}({m.layer})" for m in (tasks[number].ready, tasks[number].due))
         why = (
-            f"task {number} can never arrive in time: it is ready after {ready}, or behind a task "
-            f"that is late, but due before {due}"
+            f"task {number} can never arrive before {due}, at which it is due: it is ready only "
+            f"after {ready}, or an earlier task arrives too late"
         )
         raise BadArgument(f"schedule_seconds({len(tasks)} tasks)", why)
     return SimulatedStep(computed.value, tuple(sorted(step.spans, key=lambda span: span.start)))
@@ -70,7 +71,9 @@ class _Step:
             for moment in (task.ready, task.due):
                 if _plain(moment) not in self.done:
                     call = f"schedule_seconds({len(layers)} layers)"
-                    raise BadArgument(call, f"task {number} refers to {moment}: no such layer")
+                    raise BadArgument(
+                        call, f"task {number} refers to {moment}: there is no such layer"
+                    )
             self.due.setdefault(_plain(task.due), []).append(number)
 
     def compute(self) -> Process:
@@ -115,12 +118,12 @@ class _Step:
 
 
 def _moments(layers: int) -> Iterator[Event]:
-    """Yield the events of compute in a step, in order."""
+    """Yield the events of a step, in the order in which they are computed."""
     yield from (Event("backward", index) for index in reversed(range(layers)))
     yield Event("update")
     yield from (Event("forward", index) for index in range(layers))
 
 
 def _plain(moment: Event) -> Event:
-    """Return the event without its layer if it is an update: there is one update for all."""
+    """Return the event without its layer if it is the update, because a step has only one."""
     return Event("update") if moment.kind == "update" else moment

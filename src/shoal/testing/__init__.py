@@ -1,1 +1,1 @@
-"""Test tools: lockstep workers, worker processes, and contracts that every technique meets."""
+"""Test tools: workers in lockstep, worker processes, and contracts that test any technique."""

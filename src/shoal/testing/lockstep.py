@@ -1,10 +1,11 @@
 """Run the flows of n workers in one process, without threads.
 
-1. Every flow advances to its next ask.
+These two steps are repeated until the flows end:
+
+1. Every flow runs to its next ask.
 2. Every worker's answer is computed from the asks of all workers.
 
-Worker processes run the same flows, so a result that is exact here is equal there up to the order
-of summation.
+Worker processes run the same flows, so their results are equal up to the order of summation.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def lockstep(
     *,
     once: bool = False,
 ) -> list[Result]:
-    """Run one flow of each worker to the end, and return what the flows returned.
+    """Run one flow of each worker to its end, and return their results in the order of workers.
 
     Args:
         flows: one for each worker; all must yield asks of the same types in the same order.
-        mixing: row i has the weights of worker i's answer; None is the plain mean.
-        once: compute an answer that is the same for all workers only once, and hand out copies;
-            otherwise each worker decodes every message, as in a process, which is slow with many.
+        mixing: row i has the weights for worker i's answers; None: the mean with equal weights.
+        once: if the answer is equal for all workers, compute it once and give each worker a copy.
+            Otherwise it is computed for each worker, as in processes; this is slow with many.
     """
     w = complete(len(flows), 0) if mixing is None else mixing
     answers: list[Any] = [None] * len(flows)
@@ -48,7 +49,7 @@ def lockstep(
         if not asks:
             return ends
         if ends:
-            raise AssertionError(f"{len(ends)} workers ended while {len(asks)} yielded another ask")
+            raise AssertionError(f"{len(ends)} workers ended, but {len(asks)} yielded another ask")
         if once and mixing is None and not any(isinstance(a, Fold) for a in _leaves(asks[0])):
             shared = answer(asks, w[0], 0)
             answers = [_copy(shared) for _ in flows]
@@ -65,14 +66,14 @@ def _copy(value: Any) -> Any:
 
 
 def answer(asks: Sequence[Any], row: Tensor, rank: int) -> Any:
-    """Return one worker's answer to the asks of all workers, weighted by its row."""
+    """Return the answer of worker ``rank`` to one ask of each worker, with the weights ``row``."""
     kinds = {type(ask) for ask in asks}
     if len(kinds) != 1:
         raise AssertionError(f"workers yield different asks: {sorted(k.__name__ for k in kinds)}")
     weights = [float(weight) for weight in row]
     match asks[0]:
         case Mean(tensor) | Scatter(tensor) | Spread(tensor):
-            # a worker needs a part only, but the mean of whole tensors contains it
+            # after Scatter a worker needs only its part, but the whole mean contains that part
             total = torch.zeros_like(tensor)
             for ask, weight in zip(asks, weights, strict=True):
                 total.add_(ask.tensor, alpha=weight)
@@ -92,11 +93,11 @@ def answer(asks: Sequence[Any], row: Tensor, rank: int) -> Any:
 
 
 def _folded(asks: Sequence[Fold], rank: int) -> Folded:
-    """Merge the parts in the tree's order; a rank receives only what it dropped itself."""
+    """Return the answer of ``rank`` to Fold; ``dropped`` has only what its own merges left out."""
     parts = [ask.parts for ask in asks]
     dropped = []
-    for taker, giver in tree(len(asks)):
-        parts[taker], out = asks[taker].merge(parts[taker], parts[giver])
-        if taker == rank:
-            dropped.append(out)
+    for receiver, sender in tree(len(asks)):
+        parts[receiver], left_out = asks[receiver].merge(parts[receiver], parts[sender])
+        if receiver == rank:
+            dropped.append(left_out)
     return Folded(parts[0], tuple(dropped), len(asks))

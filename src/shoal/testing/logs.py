@@ -1,4 +1,4 @@
-"""Capture Shoal's log lines, in a worker of a test."""
+"""Capture Shoal's log messages in a test worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def captured_logs() -> list[str]:
-    """Return a list to which the logger ``shoal`` appends its lines, until the process ends."""
+    """Return a list to which messages of the logger ``shoal`` are added until the process ends."""
     lines: list[str] = []
 
     class ListHandler(logging.Handler):

@@ -1,7 +1,7 @@
 """Run a function in n worker processes and collect what each returned.
 
-Workers are forked from a server that has already imported torch, so one starts in milliseconds, not
-seconds. Each has torchrun's environment (RANK, WORLD_SIZE, ...), with the store on loopback.
+Workers are forked from a fork server that has imported torch, so one starts in milliseconds. Each
+has the environment variables that torchrun sets (RANK, ...); MASTER_ADDR is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import os
-import pickle  # between this process and its own children only
+import pickle  # only for results that child processes send to this process
 import random
 import socket
 import time
@@ -28,19 +28,19 @@ PRELOAD = [
     "torch.distributed.tensor.parallel",
     "shoal.runtime.parallel",
 ]
-PORTS = (15000, 32000)
+PORTS = (15000, 32000)  # first port, and end (exclusive)
 
 
 class Outcome(NamedTuple):
-    """Return value of one worker, or its traceback, or its exit code."""
+    """The result of one worker."""
 
-    value: Any = None
-    error: str | None = None
-    exitcode: int | None = 0
+    value: Any = None  # what it returned
+    error: str | None = None  # its traceback if it raised
+    exitcode: int | None = 0  # not 0 if it raised or died; negative if a signal killed it
 
 
 class WorkersFailed(AssertionError):
-    """At least one worker raised or died; ``outcomes`` has those of all workers."""
+    """At least one worker raised or died; ``outcomes`` has the outcome of every worker."""
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
@@ -56,10 +56,10 @@ def _context() -> ForkServerContext:
 
 
 def free_port() -> int:
-    """Return a port of loopback that is not in use.
+    """Return a TCP port of 127.0.0.1 that is not in use.
 
-    It lies below the kernel's ephemeral range, so that no outgoing connection takes it before a
-    worker does.
+    It is below Linux's default range of ephemeral ports, so that no outgoing connection takes it
+    before a worker binds it.
     """
     while True:
         port = random.randrange(*PORTS)
@@ -76,24 +76,24 @@ def outcomes(
     seconds: float = 120,
     servers: int = 0,
 ) -> list[Outcome]:
-    """Run ``work(*args)`` in ``workers`` processes; do not raise if they fail.
+    """Run ``work(*args)`` in worker processes; return the outcome of each, even if some failed.
 
     Args:
-        workers: number of processes.
-        work: a module-level function; its rank is in the environment.
-        args: passed to every worker.
-        env: more environment variables.
-        seconds: workers that still run after this time are killed.
-        servers: number of further processes that run ``work`` in the role of servers.
+        workers: number of worker processes.
+        work: a module-level function; it finds its rank in the environment variable RANK.
+        args: arguments of ``work``, the same in every process.
+        env: further environment variables.
+        seconds: processes that still run after about this time are killed.
+        servers: number of further processes that run ``work`` as servers, without an outcome.
     """
     context = _context()
     port = free_port()
     pipes, children = [], []
     environments = [_environment(rank, workers, port) for rank in range(workers)]
-    environments += [_server(index, servers, workers, port) for index in range(servers)]
-    for each in environments:
+    environments += [_server_environment(i, servers, workers, port) for i in range(servers)]
+    for environment in environments:
         receiver, sender = context.Pipe(duplex=False)
-        own = {**each, **({"SHOAL_SERVERS": str(servers)} if servers else {}), **(env or {})}
+        own = {**environment, **({"SHOAL_SERVERS": str(servers)} if servers else {}), **(env or {})}
         child = context.Process(target=_work, args=(sender, own, work, args), daemon=False)
         child.start()
         sender.close()
@@ -111,7 +111,7 @@ def outcomes(
 
 
 def run_workers(workers: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Run :func:`outcomes`, and return the values; raise WorkersFailed if any worker failed."""
+    """Return what each worker returned; raise WorkersFailed if one raised or died (outcomes)."""
     results = outcomes(workers, work, *args, **options)
     if any(r.error or r.exitcode for r in results):
         raise WorkersFailed(results)
@@ -129,7 +129,7 @@ def _environment(rank: int, workers: int, port: int) -> dict[str, str]:
     }
 
 
-def _server(index: int, servers: int, workers: int, port: int) -> dict[str, str]:
+def _server_environment(index: int, servers: int, workers: int, port: int) -> dict[str, str]:
     shared = _environment(index, workers, port)
     own = {"SHOAL_ROLE": "server", "SHOAL_SERVER": str(index), "SHOAL_SERVERS": str(servers)}
     return {**{k: v for k, v in shared.items() if k not in ("RANK", "LOCAL_RANK")}, **own}
@@ -144,7 +144,7 @@ def _collect(pipes: list[Connection], seconds: float) -> list[Outcome | None]:
             if not isinstance(pipe, Connection):
                 continue
             index = waiting.pop(pipe)
-            with contextlib.suppress(EOFError):  # it died: its exit code says how
+            with contextlib.suppress(EOFError):  # the worker died; the caller reads its exit code
                 answers[index] = pickle.loads(pipe.recv_bytes())
     return answers
 

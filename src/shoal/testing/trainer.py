@@ -1,4 +1,4 @@
-"""Train a model on n workers in one process, in lockstep: what every legal strategy must do.
+"""Train a model on n workers in one process, in lockstep, with any strategy of uncut replicas.
 
 >>> from shoal.strategy import parse
 >>> trainer = LockstepTrainer(parse("all_reduce, bsp"), workers=2, build=tiny)
@@ -35,7 +35,7 @@ Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 class LockstepWorker(NamedTuple):
-    """One worker: its model, its optimizer and its mode."""
+    """One worker: its model, its optimizer, and the mode that exchanges messages in a step."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -52,7 +52,7 @@ class LockstepWorker(NamedTuple):
         return cls(model, optimizer, mode)
 
     def backward(self, batch: Batch, scale: float) -> float:
-        """Leave scaled gradients in the model; return the unscaled loss."""
+        """Set gradients to those of ``scale`` * mean loss; return the unscaled sum of losses."""
         self.optimizer.zero_grad(set_to_none=True)
         if len(batch[0]) == 0:
             return 0.0
@@ -62,33 +62,33 @@ class LockstepWorker(NamedTuple):
 
 
 def lockstep_context(strategy: Strategy, worker: int, workers: int) -> RunContext:
-    """Return the context of one worker of a lockstep run, which has no process group."""
+    """Return the run context of one lockstep worker; it has no process group."""
     world = World(RankEnv(worker, workers), torch.device("cpu"), "none")
     return RunContext(world, strategy, Settings(), NullRecorder(worker))
 
 
 class LockstepTrainer:
-    """Workers that train one model in lockstep.
+    """Several workers in one process that train one model with a strategy.
 
     Args:
-        strategy: the techniques in use.
+        strategy: the strategy.
         workers: the number of workers.
-        build: makes the model and optimizer; all start from the first one's weights.
+        build: returns a new model and optimizer; all workers start from the same weights.
     """
 
     def __init__(self, strategy: Strategy, *, workers: int, build: Build) -> None:
         self.strategy = strategy
-        source, _ = build()
+        initial, _ = build()
         self.workers = []
         for worker in range(workers):
             model, optimizer = build()
-            model.load_state_dict(copy.deepcopy(source.state_dict()))
+            model.load_state_dict(copy.deepcopy(initial.state_dict()))
             context = lockstep_context(strategy, worker, workers)
             self.workers.append(LockstepWorker.build(model, optimizer, context))
         self.first = float("nan")
 
     def scatter(self) -> None:
-        """Let every worker start from another model."""
+        """Add different noise to each worker's parameters, in place, so that all models differ."""
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
             for worker in self.workers:
@@ -101,7 +101,7 @@ class LockstepTrainer:
         return torch.stack(flat).detach()
 
     def train(self, batches: Sequence[Batch], *, steps: int) -> float:
-        """Train and return the last loss over the global batch."""
+        """Train each worker for ``steps`` steps; return the mean loss of the last batch (part)."""
         if self.strategy.synchrony.waits:
             losses = [self.step(batches[k % len(batches)]) for k in range(steps)]
         else:
@@ -110,7 +110,7 @@ class LockstepTrainer:
         return losses[-1]
 
     def step(self, batch: Batch) -> float:
-        """Take one step of all workers on a global batch; return the mean loss over it."""
+        """Train all workers for one step on a global batch, and return the mean loss over it."""
         n, total = len(self.workers), len(batch[0])
         shares = list(zip(*(t.tensor_split(n) for t in batch), strict=True))
         mixing = self.strategy.coordination.mixing(n, 0)
@@ -124,7 +124,7 @@ class LockstepTrainer:
         return loss / total
 
     def _race(self, batches: Sequence[Batch], steps: int) -> list[float]:
-        """Let workers end their steps in a random order that the synchrony allows."""
+        """Run steps of workers in a random order that the synchrony allows; return all losses."""
         n = len(self.workers)
         clocks = Clocks(range(n), self.strategy.synchrony.staleness)
         server = self._server(n)
@@ -172,13 +172,13 @@ class LockstepTrainer:
         return means
 
     def parameters(self, worker: int = 0) -> dict[str, Tensor]:
-        """Return copies of one worker's parameters by name."""
+        """Return copies of one worker's parameters, by name."""
         named = self.workers[worker].model.named_parameters()
         return {name: p.detach().clone() for name, p in named}
 
 
 def tiny() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a small classifier in double precision and its optimizer, the same every time."""
+    """Return a small classifier in float64 and its optimizer, with the same weights every time."""
     generator = torch.Generator().manual_seed(0)
     layers = nn.Linear(12, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 4)
     model = nn.Sequential(*layers).double()
@@ -189,7 +189,7 @@ def tiny() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def digits(samples: int, batches: int = 1) -> list[Batch]:
-    """Return batches of separable points of four classes, the same every time."""
+    """Return batches of random points in four separable classes, the same in every call."""
     generator = torch.Generator().manual_seed(1)
     centres = torch.randn(4, 12, generator=generator, dtype=torch.float64)
     made = []

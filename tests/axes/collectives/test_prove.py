@@ -21,13 +21,13 @@ def test_copies_of_a_round_read_what_was_held_before_it() -> None:
 
 def test_a_part_that_never_arrives_is_named() -> None:
     with pytest.raises(
-        BadArgument, match=r"rank 0 chunk 0 \(never written\) lacks the part of rank 1"
+        BadArgument, match=r"rank 0 chunk 0 \(never written\) lacks the contribution of rank 1"
     ):
         prove(route((Copy(1, 0, 1, True), Copy(0, 1, 1, True)), chunks=2), 2)
 
 
 def test_a_part_that_is_counted_twice_is_named_with_its_round() -> None:
-    twice = r"rank 0 chunk 0 \(last written in round 1\) has more than once the part of rank 0, 1"
+    twice = r"rank 0 chunk 0 \(last written in round 1\) has the contribution of rank 0, 1 more"
     with pytest.raises(BadArgument, match=twice):
         prove(route(SWAP, SWAP), 2)
 

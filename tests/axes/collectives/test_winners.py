@@ -66,7 +66,7 @@ def test_it_is_written_and_read_back_in_a_strategy(tmp_path: Path) -> None:
 def test_a_world_that_was_not_measured_is_refused_by_name(tmp_path: Path) -> None:
     refusal = fastest(written(tmp_path)).refusal
     assert not any(map(refusal, (1, 2, 4)))
-    assert "has measured 2, 4 ranks, not 3" in refusal(3)
+    assert "was measured with 2, 4 ranks, not with 3" in refusal(3)
     with pytest.raises(BadArgument, match="not 3"):
         chosen(written(tmp_path), 1, 3)
 
@@ -77,7 +77,7 @@ def test_a_world_that_was_not_measured_is_refused_by_name(tmp_path: Path) -> Non
         (None, "cannot be read"),
         ("{", "is not a report"),
         ('{"results": 3}', "is not a report"),
-        ('{"results": []}', "names no winner"),
+        ('{"results": []}', "names no fastest route"),
         ('{"results": [{"case": "big, 2 ranks: ring", "metric": "which route wins"}]}', "is not"),
     ],
 )

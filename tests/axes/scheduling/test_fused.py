@@ -34,5 +34,5 @@ def test_a_buffer_leaves_when_its_earliest_layer_is_done() -> None:
 
 @pytest.mark.parametrize("threshold", [0, -1, True, 1.5, "4KB"])
 def test_a_threshold_is_a_size(threshold: object) -> None:
-    with pytest.raises(BadArgument, match="a size in bytes"):
+    with pytest.raises(BadArgument, match="whole number of bytes"):
         fused(threshold)  # type: ignore[arg-type]

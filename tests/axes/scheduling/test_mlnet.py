@@ -61,7 +61,7 @@ def test_alone_it_is_a_strategy_and_says_that_its_sums_go_by_a_tree() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("mlnet, parameter_server", "its hops have no effect"),
+        ("mlnet, parameter_server", "all-reduce has no effect"),
         ("mlnet, topk(0.1)", "gathers"),
         ("mlnet, powersgd(2)", "whole matrices"),
         ("mlnet, local(4)", "no backward to overlap"),

@@ -1,4 +1,4 @@
-"""Collectives: the route by which sums travel. One file per technique; a route is data."""
+"""Collectives: the routes (algorithms) of an all-reduce. One file per technique."""
 
 from shoal.axes.collectives.blueconnect import blueconnect
 from shoal.axes.collectives.butterfly import butterfly

@@ -1,9 +1,10 @@
-"""BlueConnect: an all-reduce decomposed over several levels of a network.
+"""BlueConnect: an all-reduce that is decomposed over several levels of a network.
 
-Reduce-scatter inside the innermost groups, then among the ranks with the same slice in the groups
-of the next level, and so on outwards; all-gather on the way back. Each level carries only one slice
-per group of the level inside it, so slower links carry less. ``blueconnect(2, 4)`` on 16 workers:
-pairs, groups of four pairs, and a ring across the two groups.
+First a reduce-scatter runs inside each innermost group. Then ranks with the same slice, one of each
+group, form the groups of the next level and reduce-scatter that slice, and so on outwards. The
+all-gathers follow in reverse order. Each level sends only a slice of the message of the level
+inside it, so the slower outer links carry fewer bytes. For example, ``blueconnect(2, 4)`` on 16
+workers makes pairs, then groups of four pairs, and last a ring across the two groups.
 
 References:
     Cho, Finkler, Kung & Hunter, `BlueConnect: Decomposing All-Reduce for Deep Learning on
@@ -27,14 +28,14 @@ def blueconnect(*levels: int) -> Collective:
     """Reduce-scatter level by level outwards, all-gather level by level inwards.
 
     Args:
-        levels: group sizes from the innermost level outwards; the number of workers must be a
-            multiple of their product, and a last level joins the remaining groups.
+        levels: group sizes from the innermost level outwards. The number of workers must be a
+            multiple of their product; a ring is used across the groups of the outermost level.
 
     Example: ``blueconnect(2, 2)``.
     """
     name = f"blueconnect({', '.join(map(str, levels))})"
     if not levels:
-        raise BadArgument(name, "missing the size of at least one level: blueconnect(2, 2)")
+        raise BadArgument(name, "it needs at least one group size, for example blueconnect(2, 2)")
     route = ring()
     for level in reversed(levels):
         route = nested(name, level, route)
@@ -52,5 +53,5 @@ def _rounds(product: int, route: Collective, world: int) -> Iterator[Round]:
 
 def _refusal(product: int, world: int) -> str:
     if world > 1 and world % product:
-        return f"its levels make groups of {product}, and {world} workers are no multiple of that"
+        return f"its levels multiply to {product}, and {world} workers are not a multiple of it"
     return ""

@@ -1,11 +1,12 @@
-"""Butterfly all-reduce (recursive doubling): in each round ranks swap sums, at twice the distance.
+"""Butterfly all-reduce (recursive doubling): in each round, pairs of ranks exchange their sums.
 
-After round ``k`` each rank holds the sum over its group of ``2^(k + 1)``, so there are
-``log2 world`` rounds, each with the whole message: the fewest messages possible, so it is best for
-small ones. Two partners compute ``a + b`` and ``b + a``, which are the same bits.
+In round ``k`` partners are ``2^k`` ranks apart, and afterwards each rank has the sum over a group
+of ``2^(k + 1)`` ranks. So there are ``log2 world`` rounds, each with the whole message: the fewest
+rounds possible, which is best for small messages. Two partners compute ``a + b`` and ``b + a``,
+which are the same bits.
 
-It works for any number of workers: those beyond a power of two are folded in, at the cost of two
-more messages (:mod:`shoal.axes.collectives.kit.fold`).
+It works for any number of workers: if that is not a power of two, two more messages are needed
+(:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -21,7 +22,7 @@ from shoal.axes.collectives.kit.fold import folded
 
 
 def butterfly() -> Collective:
-    """Swap whole sums with a partner, each round twice as far: fewest messages, many bytes."""
+    """Exchange sums with a partner, each round twice as far away: fewest messages, many bytes."""
     return Collective("butterfly", rounds=_rounds)
 
 

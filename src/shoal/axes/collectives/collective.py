@@ -1,7 +1,7 @@
-"""The protocol of the collectives axis: a route is data, copies of chunks in rounds.
+"""The classes of the collectives axis: a route is a list of rounds, a round a tuple of copies.
 
-One description serves all: :func:`shoal.axes.collectives.kit.prove` checks it, a wire runs it, a
-cost model prices it, a plot draws it.
+The same rounds are checked by :func:`shoal.axes.collectives.kit.prove`, run by a wire, and used by
+the cost model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Copy(NamedTuple):
-    """Send one chunk from ``source`` to ``target``, which adds it or replaces its own."""
+    """Send a chunk from a rank to another, which adds it to its own if ``add``, or replaces it."""
 
     source: int
     target: int
@@ -21,7 +21,7 @@ class Copy(NamedTuple):
 
 
 Round = tuple[Copy, ...]
-"""Copies that run at the same time: each reads the chunk as it was before the round."""
+"""Copies that run at the same time: each sends the chunk as it was before the round."""
 
 Cost: TypeAlias = Callable[[float], float]
 """nbytes -> seconds."""
@@ -40,37 +40,38 @@ class Network(NamedTuple):
 
 
 UNKNOWN = Network(lambda nbytes: 0.0, lambda nbytes: 0.0)
-"""For choices that do not depend on the network."""
+"""A network without measured times, for choices that do not use them."""
 
 
 def any_world(world: int) -> str:
-    """Accept any number of workers."""
+    """Return "", the ``refusal`` of a route that works for any number of workers."""
     return ""
 
 
 def one_chunk(world: int) -> int:
-    """Send the message whole."""
+    """Return 1, the ``chunks`` of a route that does not divide the message."""
     return 1
 
 
 Contenders: TypeAlias = "Callable[[float, int, Network], tuple[Collective, ...]]"
-"""(nbytes, world, network) -> routes."""
+"""(nbytes, world, network) -> routes that are timed before one of them is chosen."""
 
 
 @dataclass(frozen=True, repr=False)
 class Collective:
-    """An all-reduce: a route after which all workers hold the sum.
+    """The route of an all-reduce, after which all workers have the sum. ``world`` is their number.
 
     Args:
         name: the text that a user types; two collectives are equal if their names are.
-        rounds: world -> the rounds, each a tuple of copies; None: the backend's own all-reduce.
-        chunks: world -> the number of chunks into which a message is cut.
-        refusal: world -> why it does not work for this number of workers; empty if it does.
-        choose: (nbytes, world, network) -> the route for this size, if it depends on the size;
-            then ``rounds`` is None.
-        probes: whether the choice needs the network to be measured.
-        contenders: (nbytes, world, network) -> routes to time before one is chosen, the safest
-            first; None: ``choose`` decides alone.
+        rounds: world -> the rounds, each a tuple of copies. None: the backend's own all-reduce,
+            or the route that ``choose`` returns.
+        chunks: world -> the number of chunks into which the message is divided.
+        refusal: world -> why the route does not work for so many workers; empty if it does.
+        choose: (nbytes, world, network) -> the route for a message of this size; None: the route
+            does not depend on the size.
+        probes: whether ``choose`` needs measurements of the network.
+        contenders: (nbytes, world, network) -> routes to time before one is chosen, torch's own
+            first. None: ``choose`` chooses without timing routes.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Collective:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the backend's own all-reduce runs for every size."""
+        """Return whether the backend's own all-reduce is used for messages of every size."""
         return self.rounds is None and self.choose is None
 
     def __repr__(self) -> str:

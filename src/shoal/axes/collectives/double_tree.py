@@ -1,20 +1,19 @@
-"""Double binary tree: two trees at the same time, each with half of the message, in segments.
+"""Double binary tree: two trees reduce and broadcast one half of the message each, in segments.
 
-In one tree, the leaves (half of the workers) only send up and receive down, so their links are
-mostly idle. So a second tree, in which they are the inner nodes, takes the other half of the
-message. Each half is cut into segments that follow one another up and down, as in a pipeline. With
-``s`` segments there are at most ``4 (s + ceil(log2 world) - 1)`` rounds of ``1 / 2s`` of the
-message: each link carries twice the message, after about ``log2 world`` messages that fill the
-pipeline.
+The leaves of one tree (half of the workers) have no children, so their links would be idle most of
+the time. So a second tree, in which they are the inner nodes, reduces and broadcasts the other half
+of the message. Each half is divided into segments, which are sent one after the other, as in a
+pipeline. With ``s`` segments there are at most ``4 (s + ceil(log2 world) - 1)`` rounds, and each
+sends ``1 / 2s`` of the message.
 
-An inner node of one tree is a leaf of the other. So a rank receives along two edges, one of each
-tree, and sends along at most two. The edges can be coloured with two colours such that neither two
-edges into a rank nor two edges out of it have the same colour. Edges of one colour send in even
-rounds, those of the other colour in odd rounds, so no rank ever sends or receives two chunks at
-once.
+An inner node of one tree is a leaf of the other. So in a broadcast a rank receives along two edges,
+one of each tree, and sends along at most two. The edges can be coloured with two colours such that
+the edges into a rank have different colours, and the edges out of a rank, too. Edges of one colour
+send in even rounds, those of the other colour in odd rounds, so no rank ever sends or receives two
+chunks at once.
 
-An all-reduce is the broadcast of Sanders, Speck & Träff after the same broadcast run backwards;
-chunks that may go earlier than in the paper do.
+The all-reduce is the broadcast of Sanders, Speck & Träff run backwards, and then forwards. A chunk
+that could be sent earlier than in the paper is sent earlier.
 
 References:
     Sanders, Speck & Träff, `Two-tree algorithms for full bandwidth broadcast, reduction and scan
@@ -39,7 +38,7 @@ def double_tree(segments: int = SEGMENTS) -> Collective:
     """Reduce and broadcast in two trees, half of the message each: few messages, all links busy.
 
     Args:
-        segments: of each half; more segments use links better, but are more messages.
+        segments: segments of each half; with more, links are idle less, but more messages are sent.
 
     Example: ``double_tree``.
     """
@@ -50,11 +49,11 @@ def double_tree(segments: int = SEGMENTS) -> Collective:
 
 
 class _Hop(NamedTuple):
-    """A copy along an edge, ordered by ``order``; its source first receives ``after`` copies."""
+    """A copy along an edge, sent when its source has received ``needed`` copies of that chunk."""
 
-    order: int
+    order: int  # of several hops that could be sent, the one with the lowest order is sent first
     copy: Copy
-    after: int
+    needed: int
 
 
 def _chunks(segments: int, world: int) -> int:
@@ -64,7 +63,7 @@ def _chunks(segments: int, world: int) -> int:
 def _rounds(segments: int, world: int) -> Iterator[Round]:
     """Yield rounds in which each rank sends at most one chunk and receives at most one."""
     waiting = sorted(_hops(segments, world))
-    arrived: Counter[tuple[int, int]] = Counter()  # at (rank, chunk)
+    arrived: Counter[tuple[int, int]] = Counter()  # (rank, chunk) -> number of received copies
     while waiting:
         senders: set[int] = set()
         receivers: set[int] = set()
@@ -73,7 +72,7 @@ def _rounds(segments: int, world: int) -> Iterator[Round]:
         for hop in waiting:
             source, target, chunk, _ = hop.copy
             free = source not in senders and target not in receivers
-            if free and arrived[source, chunk] >= hop.after:
+            if free and arrived[source, chunk] >= hop.needed:
                 senders.add(source)
                 receivers.add(target)
                 copies.append(hop.copy)
@@ -86,12 +85,12 @@ def _rounds(segments: int, world: int) -> Iterator[Round]:
 
 def _hops(segments: int, world: int) -> Iterator[_Hop]:
     both = trees(world)
-    paths = edges(both)
-    length = max((edge.start for edge in paths), default=0) + 2 * segments - 1  # of a broadcast
-    for number, rank, up, start in paths:
+    all_edges = edges(both)
+    length = max((e.start for e in all_edges), default=0) + 2 * segments - 1  # of a broadcast
+    for number, rank, up, start in all_edges:
         tree = both[number]
-        parts = tree.count(rank)  # copies that reach the rank on the way up
-        whole = tree.count(up) + (tree[up] is not None)  # and until its parent holds the sum
+        parts = tree.count(rank)  # copies that the rank receives from its children
+        whole = tree.count(up) + (tree[up] is not None)  # copies until the parent has the sum
         for segment in range(segments):
             chunk, when = number * segments + segment, start + 2 * segment
             mirror = start + 2 * (segments - 1 - segment)
@@ -104,7 +103,7 @@ Tree = tuple[int | None, ...]
 
 
 class Edge(NamedTuple):
-    """From ``rank`` to its parent ``up`` in tree 0 or 1; a broadcast first uses it in ``start``."""
+    """``rank`` and its parent ``up`` in a tree; a broadcast first uses it in round ``start``."""
 
     tree: int
     rank: int
@@ -115,34 +114,34 @@ class Edge(NamedTuple):
 def trees(world: int) -> tuple[Tree, Tree]:
     """Return a tree in which odd ranks are leaves, and one in which they are inner nodes."""
     first = _in_order(world)
-    # mirrored, or shifted by one where the mirror would leave odd ranks odd
-    to = [(world - 1 - r) if world % 2 == 0 else (r + 1) % world for r in range(world)]
+    # mirror the ranks if world is even; else shift them, as the mirror would map odd to odd ranks
+    new_rank = [(world - 1 - r) if world % 2 == 0 else (r + 1) % world for r in range(world)]
     second: list[int | None] = [None] * world
     for rank, up in enumerate(first):
-        second[to[rank]] = None if up is None else to[up]
+        second[new_rank[rank]] = None if up is None else new_rank[up]
     return first, tuple(second)
 
 
 def edges(both: tuple[Tree, Tree]) -> tuple[Edge, ...]:
-    """Return all edges of both trees, with the round in which a broadcast first uses each."""
-    plain = [
+    """Return all edges of both trees, each with the round in which a broadcast first uses it."""
+    unscheduled = [
         Edge(number, rank, up)
         for number, tree in enumerate(both)
         for rank, up in enumerate(tree)
         if up is not None
     ]
-    colours = _coloured(plain)
-    starts: dict[tuple[int, int], int] = {}
+    colours = _colours(unscheduled)
+    starts: dict[tuple[int, int], int] = {}  # (tree, rank) -> the round in which it first receives
     for number, tree in enumerate(both):
-        starts[number, tree.index(None)] = -1  # the root holds its chunk before the first round
-    for edge in sorted(plain, key=lambda e: _depth(both[e.tree], e.rank)):
+        starts[number, tree.index(None)] = -1  # the root has its chunk before the first round
+    for edge in sorted(unscheduled, key=lambda e: _depth(both[e.tree], e.rank)):
         soonest = starts[edge.tree, edge.up] + 1
         starts[edge.tree, edge.rank] = soonest + (soonest - colours[edge]) % 2
-    return tuple(edge._replace(start=starts[edge.tree, edge.rank]) for edge in plain)
+    return tuple(edge._replace(start=starts[edge.tree, edge.rank]) for edge in unscheduled)
 
 
 def _in_order(world: int) -> Tree:
-    """Return the tree whose root is rank 0, with a single child, under which ranks lie in order."""
+    """Return a binary tree of ranks 1 to world - 1 in in-order numbering, below the root 0."""
     parents: list[int | None] = [None] * world
     for rank in range(1, world):
         low = rank & -rank
@@ -156,18 +155,18 @@ def _depth(tree: Tree, rank: int) -> int:
     return 0 if up is None else 1 + _depth(tree, up)
 
 
-def _coloured(plain: list[Edge]) -> dict[Edge, int]:
-    """Return 0 or 1 for each edge; edges into one rank, or out of one, have different colours."""
+def _colours(unscheduled: list[Edge]) -> dict[Edge, int]:
+    """Return colour 0 or 1 for each edge; two edges into (or out of) a rank get different ones."""
     adjacent: dict[tuple[str, int], list[Edge]] = {}
-    for edge in plain:
+    for edge in unscheduled:
         adjacent.setdefault(("into", edge.rank), []).append(edge)
         adjacent.setdefault(("out of", edge.up), []).append(edge)
     colours: dict[Edge, int] = {}
-    for first in plain:
+    for first in unscheduled:
         todo = [] if first in colours else [(first, 0)]
-        while todo:  # along a path, or a cycle of even length, of adjacent edges
+        while todo:  # adjacent edges form a path, or a cycle of even length
             edge, colour = todo.pop()
             colours[edge] = colour
-            near = adjacent["into", edge.rank] + adjacent["out of", edge.up]
-            todo += [(other, 1 - colour) for other in near if other not in colours]
+            neighbours = adjacent["into", edge.rank] + adjacent["out of", edge.up]
+            todo += [(other, 1 - colour) for other in neighbours if other not in colours]
     return colours

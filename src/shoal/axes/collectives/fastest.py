@@ -1,17 +1,19 @@
-"""Fastest: for each size of message the route that was fastest when all were timed.
+"""Fastest: choose the fastest route for each message size, by timing.
 
-Small messages want few messages, large ones few bytes. The border depends on the machines: ranks
-that share a core, or a switch, contradict every formula. So before the first message of a size (to
-the nearest power of four) the workers run the routes in turns, on zeros, and drop those that fall
-behind. They agree on the times of the slowest rank, so all choose the same. Torch's own stays
-unless another is clearly faster.
+A small message is fastest on a route with few rounds, a large one on a route that sends few bytes.
+At which size this changes depends on the machines, and formulas predict it badly when ranks share a
+core or a switch. So before the first message of a size (rounded to a power of four) the workers run
+the candidate routes in turns, on zeros, and drop those that are much slower than the fastest. All
+ranks use the times of the slowest rank, so all choose the same route. Torch's own all-reduce is
+used unless a route is clearly faster.
 
-A route that would take far longer by its bytes alone is not timed. To know that, the workers first
-measure the network: a message and torch's own all-reduce at a few sizes. Where nothing can run, as
-in a plan for other machines, the same measurements price every route, and the cheapest is chosen.
+A route that would take far longer by its bytes alone is not timed. To compute this, the workers
+first time a message and torch's own all-reduce at a few sizes. If no route can be timed, for
+example in a cost model, the seconds of each route are computed from the times of a message, and the
+route with the least seconds is chosen.
 
-With a report of ``shoal bench routes`` nothing is measured: the winner at the nearest size is
-chosen, for the present number of workers.
+With a report of ``shoal bench routes`` nothing is timed: the route is used that was fastest in the
+report, at this number of workers and the nearest size.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -28,7 +30,7 @@ from shoal.axes.collectives.collective import Collective, Network
 from shoal.axes.collectives.double_tree import double_tree
 from shoal.axes.collectives.halving_doubling import halving_doubling
 from shoal.axes.collectives.hierarchical import hierarchical
-from shoal.axes.collectives.kit.choose import Winners, cheapest, promising, winners
+from shoal.axes.collectives.kit.choose import Winners, cheapest, promising, read_winners
 from shoal.axes.collectives.linear import linear
 from shoal.axes.collectives.native import native
 from shoal.axes.collectives.ring import ring
@@ -36,7 +38,7 @@ from shoal.axes.collectives.tree import tree
 from shoal.errors import BadArgument
 from shoal.notation import call
 
-_NAMES = {
+_COLLECTIVES = {
     member.__name__: member
     for member in (
         blueconnect, butterfly, double_tree, halving_doubling, hierarchical, linear, native, ring,
@@ -46,22 +48,22 @@ _NAMES = {
 
 
 def fastest(report: str = "") -> Collective:
-    """Use the fastest route for each size of message, on the machines at hand.
+    """Use the fastest route for each message size, as measured on these machines.
 
     Args:
-        report: path of a report of ``shoal bench routes --json PATH``, whose winners are chosen;
-            without one, routes are timed before the first message of a size.
+        report: path of a file that ``shoal bench routes --json PATH`` wrote; its fastest routes are
+            used. Without it, routes are timed before the first message of each size.
 
     Example: ``fastest``.
     """
     if not isinstance(report, str):
-        raise BadArgument(f"fastest({report})", "the path of a report, in quotes")
+        raise BadArgument(f"fastest({report})", "report must be the path of a file, in quotes")
     if not report:
         return Collective("fastest", rounds=None, choose=cheapest, contenders=promising)
-    measured = winners(report)
-    for sizes in measured.by_size.values():
-        for name in sizes.values():
-            call(name, _NAMES, "collective")  # raises now rather than at the first message
+    measured = read_winners(report)
+    for route_by_nbytes in measured.by_size.values():
+        for route in route_by_nbytes.values():
+            call(route, _COLLECTIVES, "collective")  # raises now, not at the first message
 
     return Collective(
         f"fastest({report!r})",
@@ -75,5 +77,5 @@ def fastest(report: str = "") -> Collective:
 def _winner(measured: Winners, nbytes: float, world: int, network: Network) -> Collective:
     if world == 1:
         return native()
-    route: Collective = call(measured.at(nbytes, world), _NAMES, "collective")
+    route: Collective = call(measured.at(nbytes, world), _COLLECTIVES, "collective")
     return route

@@ -1,12 +1,14 @@
 """Rabenseifner's all-reduce: recursive halving, then recursive doubling.
 
-1. reduce-scatter: in each round partners swap halves of the chunks that both are responsible for,
-   the farthest partner first, until each rank is responsible for one chunk, which is complete;
-2. all-gather: the same rounds backwards, with sums.
+1. reduce-scatter: partners are responsible for the same chunks. In each round, each sends the other
+   one half of them and keeps responsibility for the other half. The partner is ``world / 2`` ranks
+   away in the first round, and half as far in each next one. At the end each rank is responsible
+   for one chunk, and has its sum.
+2. all-gather: the same rounds in reverse order, in which ranks send sums.
 
-``2 log2 world`` messages that carry ``2 (world - 1) / world`` of the bytes: as few bytes as a ring
-in far fewer messages. It works for any number of workers: those beyond a power of two are folded
-in, at the cost of two more whole messages (:mod:`shoal.axes.collectives.kit.fold`).
+Each rank sends ``2 (world - 1) / world`` of the bytes, as in a ring, but in ``2 log2 world``
+messages, which are far fewer. It works for any number of workers: if that is not a power of two,
+two more messages are needed (:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
     Rabenseifner, `Optimization of Collective Reduction Operations
@@ -36,17 +38,17 @@ def _halve_then_double(power: int) -> Iterator[Round]:
         yield tuple(
             Copy(rank, rank ^ d, chunk, True)
             for rank in range(power)
-            for chunk in _charge(rank ^ d, d)
+            for chunk in _own_chunks(rank ^ d, d)
         )
     for d in reversed(distances):
         yield tuple(
             Copy(rank, rank ^ d, chunk, False)
             for rank in range(power)
-            for chunk in _charge(rank, d)
+            for chunk in _own_chunks(rank, d)
         )
 
 
-def _charge(rank: int, d: int) -> range:
-    """Return the chunks that ``rank`` is responsible for after halving at distance ``d``."""
+def _own_chunks(rank: int, d: int) -> range:
+    """Return the chunks that ``rank`` is responsible for after the round with distance ``d``."""
     first = rank & -d  # d is a power of two, so this clears the bits below it
     return range(first, first + d)

@@ -1,14 +1,15 @@
-"""Hierarchical all-reduce: reduce inside groups first, then across groups, slice by slice.
+"""Hierarchical all-reduce: first inside groups of workers, then across groups.
 
-Links inside a host are faster than links between hosts. Workers form groups of ``inner`` by rank
-(0 and 1, 2 and 3, …), as launchers number the workers of a host:
+Links inside a host are faster than links between hosts. So ``inner`` workers with consecutive ranks
+form a group, because launchers give consecutive ranks to the workers of a host:
 
-1. reduce-scatter inside groups: each worker ends with one slice, summed over its group;
-2. all-reduce across groups: workers with the same slice, one of each group, by the ``outer`` route;
-3. all-gather inside groups.
+1. reduce-scatter inside each group: each worker gets one slice, summed over its group;
+2. all-reduce across groups, by the ``outer`` route: among the workers with the same slice, one of
+   each group;
+3. all-gather inside each group.
 
-Every worker takes part in step 2, not only a leader of each group, so that each slow link carries
-``1 / inner`` of the message.
+Every worker takes part in step 2, not only one leader of each group, so each worker sends only
+``1 / inner`` of the message over the slow links.
 
 References:
     Mikami et al., `Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash
@@ -27,10 +28,10 @@ from shoal.notation import is_whole
 
 
 def hierarchical(inner: int, outer: Collective | None = None) -> Collective:
-    """Reduce-scatter inside groups, all-reduce of the slices across, all-gather inside.
+    """Reduce-scatter inside groups, all-reduce the slices across groups, all-gather inside groups.
 
     Args:
-        inner: workers in a group; the number of workers must be a multiple of it.
+        inner: workers per group; the number of workers must be a multiple of it.
         outer: the route across groups; by default a ring.
 
     Example: ``hierarchical(2)``, ``hierarchical(2, tree)``.
@@ -41,9 +42,9 @@ def hierarchical(inner: int, outer: Collective | None = None) -> Collective:
 
 
 def nested(name: str, inner: int, outer: Collective) -> Collective:
-    """Return the route of this name: groups of ``inner``, and the ``outer`` route across them."""
+    """Return a route called ``name``: groups of ``inner``, and the route ``outer`` across them."""
     if not is_whole(inner, 1, 65536):
-        raise BadArgument(name, f"the size of a group is a whole number from 1 up, not {inner!r}")
+        raise BadArgument(name, f"a group size must be a whole number >= 1, not {inner!r}")
     if not isinstance(outer, Collective) or outer.rounds is None:
         raise BadArgument(name, "the route across groups must have rounds, such as ring or tree")
     return Collective(
@@ -58,7 +59,7 @@ def _refusal(inner: int, outer: Collective, world: int) -> str:
     if world == 1:
         return ""
     if world % inner:
-        return f"{world} workers do not make groups of {inner}"
+        return f"{world} workers cannot be divided into groups of {inner}"
     return outer.refusal(world // inner)
 
 
@@ -73,7 +74,7 @@ def _rounds(inner: int, outer: Collective, world: int) -> Iterator[Round]:
         return
     groups = world // inner
     slice_chunks = outer.chunks(groups)
-    for t in range(inner - 1):  # ends with slice i on the i-th worker of each group
+    for t in range(inner - 1):  # afterwards the i-th worker of each group has slice i
         yield _around(world, inner, slice_chunks, back=t + 1)
     for copies in outer.rounds(groups):
         yield tuple(
@@ -86,7 +87,7 @@ def _rounds(inner: int, outer: Collective, world: int) -> Iterator[Round]:
 
 
 def _around(world: int, inner: int, chunks: int, *, back: int, add: bool = True) -> Round:
-    """In each group, each rank i sends slice ``i - back`` to its right neighbour."""
+    """Return a round in which the i-th rank of each group sends slice ``i - back`` to the next."""
     copies = []
     for rank in range(world):
         first, i = rank - rank % inner, rank % inner

@@ -1,7 +1,7 @@
 """Native: the all-reduce of torch's backend (gloo, NCCL, shoal).
 
-It is the default. The route is the backend's own and may change with message size and version, so
-there are no rounds to prove, and its price is an assumption.
+It is the default. The backend chooses its algorithm, which may depend on the message size and the
+version. So this route has no rounds that could be checked, and its cost is an assumption.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH

@@ -1,12 +1,14 @@
-"""Ring all-reduce: every link is busy in every round, so that the fewest bytes are sent.
+"""Ring all-reduce: in each round every worker sends one chunk to the next rank.
 
-The message is cut into as many chunks as there are workers. Two phases of ``world - 1`` rounds:
+The message is divided into as many chunks as there are workers. There are two phases of
+``world - 1`` rounds:
 
-1. reduce-scatter: each worker passes a partial sum to the right and ends with one complete chunk;
-2. all-gather: the complete chunks travel once around the ring.
+1. reduce-scatter: partial sums are passed on, until each worker has the sum of one chunk;
+2. all-gather: the sums are passed on, until each worker has all of them.
 
-Each worker sends ``2 (world - 1) / world`` of the message, in ``2 (world - 1)`` messages: best for
-large ones. Each chunk is summed along one path and then copied, so all workers hold the same bits.
+Each worker sends ``2 (world - 1) / world`` of the message, the fewest bytes possible, in
+``2 (world - 1)`` messages. So it is best for large messages. Each chunk is summed in one order and
+then copied, so all workers have the same bits.
 
 References:
     Patarasuk & Yuan, `Bandwidth optimal all-reduce algorithms for clusters of workstations
@@ -21,7 +23,7 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def ring() -> Collective:
-    """Pass partial sums around a ring, then the sums: fewest bytes, many messages."""
+    """Send partial sums around a ring, then the sums: fewest bytes, many messages."""
     return Collective("ring", rounds=_rounds, chunks=_chunks)
 
 

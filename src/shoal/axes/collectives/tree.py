@@ -1,8 +1,9 @@
-"""Tree all-reduce: partial sums go up a binomial tree to rank 0, and the sum comes down.
+"""Tree all-reduce: partial sums are sent up a binomial tree to rank 0, and the sum is sent down.
 
-In round ``k`` on the way up, half of the ranks that still hold a partial sum send it to the rank
-``2^k`` below: ``ceil(log2 world)`` rounds up and as many down, each with the whole message. Few
-messages, but most links are idle: better than a ring for small messages, worse for large ones.
+In round ``k`` on the way up, half of the ranks that still have a partial sum send it to the rank
+that is lower by ``2^k``. There are ``ceil(log2 world)`` rounds up and as many down, each with the
+whole message. There are few messages, but most links are idle: the tree is better than a ring for
+small messages, and worse for large ones.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -17,7 +18,7 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def tree() -> Collective:
-    """Reduce up a binomial tree and broadcast down: few messages, each of them whole."""
+    """Reduce up a binomial tree and broadcast down it: few messages, but each is the whole one."""
     return Collective("tree", rounds=_rounds)
 
 

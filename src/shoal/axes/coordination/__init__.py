@@ -1,4 +1,4 @@
-"""Coordination: with whom a worker agrees. One file per technique."""
+"""Coordination: with which workers a worker exchanges messages. One file per technique."""
 
 from shoal.axes.coordination.all_reduce import all_reduce
 from shoal.axes.coordination.bmuf import bmuf

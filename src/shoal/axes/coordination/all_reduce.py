@@ -1,4 +1,4 @@
-"""All-reduce: all workers get the mean of all, and all have the same role.
+"""All-reduce: all workers get the mean over all workers, and all have the same role.
 
 References:
     Patarasuk & Yuan, `Bandwidth optimal all-reduce algorithms
@@ -12,5 +12,5 @@ from shoal.axes.coordination.coordination import Coordination, complete
 
 
 def all_reduce() -> Coordination:
-    """Agree with all workers by a collective."""
+    """Average over all workers by a collective."""
     return Coordination("all_reduce", "collective", "gradient", complete)

@@ -1,10 +1,10 @@
 """BMUF: average the change of a block of local steps, and apply momentum to it.
 
-After a block of local steps, momentum is applied to the mean change G of all workers:
-``D <- momentum D + rate G``, and every worker continues from ``x + D``. Directions that blocks have
-in common add up, so fewer blocks are needed than with plain averaging, above all while the loss
-falls fast and steps are small or noisy; not if the optimizer has much momentum of its own
-(docs/log.md, 2026-11-16).
+After a block of local steps that began at model x, momentum is applied to the mean change G over
+all workers: ``D <- momentum * D + rate * G``. Every worker continues from ``x + D``. Changes in the
+same direction add up over blocks, so fewer blocks are needed than with plain averaging. This helps
+most while the loss falls fast and steps are small or noisy. It does not help if the optimizer has
+much momentum of its own (docs/log.md, 2026-11-16).
 
 References:
     Chen & Huo, `Scalable training of deep learning machines by incremental block training with
@@ -20,9 +20,9 @@ from shoal.notation import is_number, typed
 
 
 def bmuf(momentum: float | None = None, rate: float = 1.0) -> Coordination:
-    """Agree with all workers on the change of a block of steps, with block momentum.
+    """Average the change of a block of steps over all workers, and apply block momentum to it.
 
-    The synchrony sets the length of a block: ``bmuf, local(8)``.
+    The synchrony sets the number of steps in a block: 8 in ``bmuf, local(8)``.
 
     Args:
         momentum: factor of the previous move, D; by default 1 - 1/n for n workers, as the paper

@@ -1,4 +1,4 @@
-"""The protocol of the coordination axis: who carries messages, what is sent, how it is mixed."""
+"""The class of all coordination techniques: who exchanges what, and with which weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Sends = Literal["gradient", "delta", "parameter", "prediction"]
 
 @dataclass(frozen=True)
 class Outer:
-    """Momentum for agreed changes: ``D <- momentum D + rate change``, and D is applied.
+    """Momentum for averaged changes: ``D <- momentum * D + rate * change``; D is then applied.
 
     Args:
         momentum: factor of the previous D; None: 1 - 1/n for n workers.
-        rate: factor of the new change.
+        rate: factor of the new averaged change.
     """
 
     momentum: float | None
@@ -32,16 +32,16 @@ class Outer:
 
 @dataclass(frozen=True)
 class Coordination:
-    """With whom a worker agrees.
+    """With which workers a worker exchanges messages, and what the messages are.
 
     Args:
         name: the text that a user types.
-        via: who carries messages: a collective of all workers, servers, or peers.
-        sends: what is agreed on if every step ends with an exchange.
-        mixing: ``(workers, round) -> W``; a worker's new value is its row of ``W`` times all.
-        servers: extra processes, which do not run the user's loop.
-        on_death: what the others do when a worker dies.
-        outer: momentum for agreed changes; None: they are applied as they are.
+        via: with whom: in a collective of all workers, with servers, or with peers.
+        sends: what is sent if the period of the synchrony is 1.
+        mixing: ``(workers, round) -> W``; ``W[i, j]`` is the weight of worker j's value for i.
+        servers: number of extra processes, which do not run the user's loop.
+        on_death: what the other workers do when a worker dies.
+        outer: momentum for averaged changes; None: averaged changes are applied as they are.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Coordination:
 
 
 def complete(workers: int, round: int) -> Tensor:
-    """Return W of a collective: every worker gets the mean of all."""
+    """Return the mixing matrix of a collective, with which every worker gets the mean over all."""
     return torch.full((workers, workers), 1 / workers, dtype=torch.float64)
 
 
 def spectral_gap(w: Tensor) -> float:
-    """Return 1 - |second eigenvalue|: the share of the disagreement that one round removes."""
+    """Return 1 - |second largest eigenvalue|: one round reduces disagreement by this share."""
     if w.shape[0] == 1:
         return 1.0
-    sizes = torch.linalg.eigvals(w.to(torch.float64)).abs().sort(descending=True).values
-    return float(1 - sizes[1])
+    magnitudes = torch.linalg.eigvals(w.to(torch.float64)).abs().sort(descending=True).values
+    return float(1 - magnitudes[1])

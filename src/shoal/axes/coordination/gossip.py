@@ -1,8 +1,9 @@
-"""Gossip: average with neighbours in a graph; disagreement shrinks with its spectral gap.
+"""Gossip: each worker averages its model with its neighbours in a graph.
 
-With bsp this is D-PSGD: parameters are sent while the gradient is computed, and each worker's next
-model is its row of W times the models, minus its own step. With asp it is AD-PSGD: after each step
-a worker averages with one random neighbour, and no other worker waits.
+The larger the spectral gap of the graph's mixing matrix W, the faster workers become equal. With
+bsp this is D-PSGD: parameters are sent while the gradient is computed, and worker i continues from
+the mean of models with the weights ``W[i]``, plus its own optimizer step. With asp it is AD-PSGD:
+after each step a worker averages with one random neighbour, and no other worker waits.
 
 References:
     Lian et al., `Can decentralized algorithms outperform centralized algorithms?
@@ -21,10 +22,10 @@ from shoal.errors import UnknownName
 
 
 def gossip(graph: str = "ring") -> Coordination:
-    """Average models with the neighbours in a graph; the final model is the mean of all.
+    """Average models with the neighbours in a graph; the final model is the mean over all workers.
 
     Args:
-        graph: of neighbours; in a ``ring`` each worker has one on either side.
+        graph: which workers are neighbours; only ``ring``: the next lower and next higher rank.
     """
     if graph not in GRAPHS:
         raise UnknownName("gossip graph", str(graph), GRAPHS)
@@ -32,14 +33,14 @@ def gossip(graph: str = "ring") -> Coordination:
 
 
 def ring(workers: int, round: int) -> Tensor:
-    """Return W of a ring: weights of 1/3 for a worker and both neighbours, 1/2 for two workers."""
+    """Return the mixing matrix of a ring: weights of 1/3, or of 1/2 if there are two workers."""
     w = torch.eye(workers, dtype=torch.float64)
-    neighbours = {d % workers for d in (-1, 1)} - {0}
+    neighbours = {offset % workers for offset in (-1, 1)} - {0}
     share = 1 / (1 + len(neighbours))
     for worker in range(workers):
         w[worker, worker] = share
-        for step in neighbours:
-            w[worker, (worker + step) % workers] = share
+        for offset in neighbours:
+            w[worker, (worker + offset) % workers] = share
     return w
 
 

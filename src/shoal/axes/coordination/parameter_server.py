@@ -1,6 +1,6 @@
 """Parameter server: workers exchange messages with servers, not with each other.
 
-With bsp a server is a reduce service: it answers each ask with the mean over all workers, and every
+With bsp the servers only reduce: they return the mean of the messages of all workers, and every
 worker updates its own replica. With ssp or asp the servers hold the model and the optimizer: a
 worker pushes a gradient and pulls the new model.
 
@@ -19,10 +19,10 @@ from shoal.notation import is_whole
 
 
 def parameter_server(servers: int = 1) -> Coordination:
-    """Agree through ``servers`` extra processes, each with a part of the model.
+    """Exchange messages with ``servers`` extra processes, each of which has a part of the model.
 
     Args:
-        servers: their number; parameters are distributed by size.
+        servers: number of servers; each gets parameters of about the same total size.
     """
     name = f"parameter_server({servers})"
     if not is_whole(servers, 1, 64):

@@ -1,4 +1,4 @@
-"""Partition: how the model and the batch are cut. One file per technique."""
+"""Partition: how the model and the batch are divided among ranks. One file per technique."""
 
 from shoal.axes.partition.data import data
 from shoal.axes.partition.partition import Partition

@@ -1,4 +1,4 @@
-"""Data parallelism: every worker holds the whole model and a part of the batch.
+"""Data parallelism: every worker has a replica of the model and computes a part of the batch.
 
 References:
     Li et al., `PyTorch Distributed <https://arxiv.org/abs/2006.15704>`_, 2020.
@@ -10,10 +10,10 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def data(replicas: int | None = None) -> Partition:
-    """Replicate the model and cut the batch.
+    """Replicate the model and divide the batch among the replicas.
 
     Args:
-        replicas: their number; by default as many as the ranks allow.
+        replicas: number of replicas; by default the number of ranks / ranks per replica.
 
     Example: ``data``, ``data(1)``, ``data(4)``.
     """

@@ -1,4 +1,4 @@
-"""The protocol of the partition axis: degrees, whose product is the number of ranks."""
+"""The class of all partition techniques: four degrees, whose product is the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shoal.notation import is_whole
 
 @dataclass(frozen=True)
 class Partition:
-    """How a model is cut. Partitions multiply: ``shard(2) * tensor(2)``.
+    """How a model is divided among ranks. Partitions are combined by ``shard(2) * tensor(2)``.
 
-    A worker is one replica: its shard x tensor x pipe ranks together.
+    A worker is one replica of the model, which has shard * tensor * pipe ranks.
 
     Args:
-        data: replicas; None: as many as the ranks allow.
-        shard: ranks over which a replica's parameters, gradients and optimizer state are cut.
-        tensor: ranks over which single layers are cut.
-        pipe: ranks over which the sequence of layers is cut.
+        data: number of replicas; None: the number of ranks / ranks per replica.
+        shard: number of ranks that share a replica's parameters, gradients and optimizer state.
+        tensor: number of ranks that share the matrices of each layer.
+        pipe: number of pipeline stages.
     """
 
     data: int | None = None
@@ -33,11 +33,11 @@ class Partition:
 
     @property
     def cuts(self) -> bool:
-        """Return whether a replica has several ranks."""
+        """Return whether a replica has more than one rank."""
         return self.ranks > 1
 
     def replicas(self, ranks: int) -> int:
-        """Return how many replicas this number of ranks makes; raise if the degrees do not fit."""
+        """Return the number of replicas for a number of ranks; raise if the degrees do not fit."""
         each = self.ranks
         if ranks % each or (self.data is not None and self.data * each != ranks):
             data = f"data({self.data}) * " if self.data is not None else ""
@@ -54,7 +54,8 @@ class Partition:
             return NotImplemented
         data = other.data if self.data is None else self.data
         if self.data is not None and other.data is not None:
-            raise UsageError(f"data appears twice: {self.data} and {other.data}; keep one of them")
+            both = f"data({self.data}) and data({other.data})"
+            raise UsageError(f"data appears twice, as {both}; keep one of them")
         return Partition(
             data, self.shard * other.shard, self.tensor * other.tensor, self.pipe * other.pipe
         )
@@ -67,7 +68,7 @@ class Partition:
 
 
 def degree(call: str, value: object) -> int:
-    """Return a degree, or raise if it is none."""
+    """Return ``value`` if it is a valid degree; otherwise raise BadArgument."""
     if not is_whole(value, 1, 65536):
-        raise BadArgument(f"{call}({value})", "a degree is a whole number from 1 up")
+        raise BadArgument(f"{call}({value})", "a degree must be a whole number from 1 to 65536")
     return value

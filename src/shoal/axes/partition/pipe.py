@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the sequence of layers is cut into stages.
+"""Pipeline parallelism: the sequence of layers is divided into stages, one for each rank.
 
 References:
     Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019.
@@ -11,10 +11,10 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def pipe(stages: int) -> Partition:
-    """Cut the sequence of layers into ``stages`` stages, through which micro-batches pass.
+    """Divide the sequence of layers into ``stages`` stages, through which micro-batches pass.
 
     Args:
-        stages: their number; needs ``run.step``, because a loop of your own cannot be cut.
+        stages: number of stages; train with ``run.step``, not with a loop of your own.
 
     Example: ``pipe(2)``.
     """

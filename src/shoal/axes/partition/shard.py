@@ -1,8 +1,8 @@
-"""Sharding (ZeRO-3, FSDP): parameters, gradients and optimizer state are cut.
+"""Sharding (ZeRO-3, FSDP): each rank has a shard of parameters, gradients and optimizer state.
 
 References:
     Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020.
-    Zhao et al., `PyTorch FSDP <https://arxiv.org/abs/2304.11277>`_, 2023 (what it runs on).
+    Zhao et al., `PyTorch FSDP <https://arxiv.org/abs/2304.11277>`_, 2023 (used here).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def shard(ranks: int) -> Partition:
-    """Cut parameters, gradients and optimizer state over ``ranks`` ranks; gather layers when used.
+    """Shard parameters, gradients and optimizer state over ``ranks`` ranks; gather layers for use.
 
     Args:
-        ranks: their number; together they are one worker.
+        ranks: number of ranks; together they are one worker.
 
     Example: ``shard(2)``.
     """

@@ -1,4 +1,4 @@
-"""Tensor parallelism: single layers are cut, columns of one matrix, rows of the next.
+"""Tensor parallelism: matrices are divided among ranks, one by columns and the next by rows.
 
 References:
     Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019.
@@ -10,10 +10,10 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def tensor(ranks: int) -> Partition:
-    """Cut the matrices of each layer over ``ranks`` ranks.
+    """Divide the matrices of each layer among ``ranks`` ranks.
 
     Args:
-        ranks: their number; the model must say how its layers may be cut.
+        ranks: number of ranks; the model must have a method ``tensor_plan`` (``shoal.models``).
 
     Example: ``tensor(2)``.
     """

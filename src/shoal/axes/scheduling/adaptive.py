@@ -1,12 +1,13 @@
-"""Adaptive: measure, decide between fusing and cutting tensors, and decide again if times change.
+"""Adaptive: fuse or cut tensors, whichever is measured to be faster; choose again if times change.
 
-Where the startup of a message dominates, small tensors are fused. Where bytes dominate, large
-tensors are cut, so that the first layers overtake and the next forward starts early. One plan may
-do both.
+If the startup of messages takes most of the time, small tensors are fused. If the bytes take most
+of the time, large tensors are cut, so that the gradients of the first layers can be sent before
+others and the next forward starts early. One plan may do both.
 
-1. Plans of both kinds are priced with the measured times of layers and link (``kit.playing``).
-2. The best plan of each kind runs for a few steps; plans that come close run a second time.
-3. The fastest stays until the times of messages change.
+1. The seconds of plans of both kinds are computed from measured times of layers and messages
+   (``kit.playing``).
+2. The best plan of each kind runs for a few steps; plans about as fast as the fastest run again.
+3. The fastest plan is used until the times of messages change.
 
 References:
     Shi et al., `A quantitative survey of communication optimizations in distributed deep learning
@@ -32,28 +33,28 @@ from shoal.errors import BadArgument
 from shoal.notation import nbytes_text
 
 SIZES = tuple(2**n for n in range(16, 27, 2))  # 64 KB to 64 MB
-MOST = 1024  # messages per step: more are never worth the time to price them
+MAX_MESSAGES = 1024  # per step; plans with more messages are not considered
 
 
 def adaptive(early: bool = True) -> Schedule:
-    """Fuse small tensors and cut large ones by measured times; decide again when they change.
+    """Fuse small tensors and cut large ones by measured times; choose again when times change.
 
     Args:
-        early: whether a layer's next forward may start before the step is over. The norm of all
-            gradients is then not known in time, so clipping needs ``early=False``.
+        early: whether a layer's next forward may start before all gradients have arrived. The norm
+            of all gradients is then not known in time, so clipping needs ``early=False``.
 
     Example: ``adaptive``, ``adaptive(early=False)``.
     """
     if not isinstance(early, bool):
-        raise BadArgument(f"adaptive(early={early})", "early is True or False")
+        raise BadArgument(f"adaptive(early={early})", "early must be True or False")
 
     def contenders(layers: Sequence[Layer], cost: Cost) -> tuple[Schedule, ...]:
         def best(kind: Iterable[Schedule]) -> Schedule:
             return min(kind, key=lambda s: price(s, layers, cost))
 
-        # Plans without early updates are candidates because one update of all parameters takes
-        # less time than one per message, which no price includes; and wfbp is one because the
-        # cost model assumes that messages go one by one, which may be wrong.
+        # Plans without early forwards are timed too, because one update of all parameters takes
+        # less time than one per message, and computed seconds do not include the update. wfbp is
+        # timed because the cost model assumes one message at a time, which may be wrong.
         plain = best(_fusions()), wfbp(BLOCK), wfbp()
         cuts = (best(map(_early, _fusions())), best(_partitions())) if early else ()
         return (*sorted(cuts, key=lambda s: price(s, layers, cost)), *dict.fromkeys(plain))
@@ -73,9 +74,9 @@ def adaptive(early: bool = True) -> Schedule:
 
 
 def price(schedule: Schedule, layers: Sequence[Layer], cost: Cost) -> float:
-    """Return the seconds of a step under a schedule; inf if it has too many messages."""
+    """Return the computed seconds of a step under a schedule; inf if it has too many messages."""
     tasks = schedule.plan(layers, cost)
-    if len(tasks) > max(MOST, 2 * len(layers)):
+    if len(tasks) > max(MAX_MESSAGES, 2 * len(layers)):
         return float("inf")
     return seconds(tasks, layers, cost)
 
@@ -96,7 +97,7 @@ def _plan(layers: Sequence[Layer], cost: Cost, *, size: int) -> tuple[Task, ...]
 
 
 def _early(schedule: Schedule) -> Schedule:
-    """Return the same messages, each due at the forward of its first layer, not at the update."""
+    """Return a schedule with the same messages, each due at the forward of its first layer."""
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         tasks = schedule.plan(layers, cost)

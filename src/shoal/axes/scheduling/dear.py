@@ -1,10 +1,11 @@
 """DeAR: reduce-scatter during backward, all-gather during the next forward.
 
-An all-reduce is a reduce-scatter and an all-gather. Backward hides the first half; the second is
-needed only when a layer is used again, so the next forward hides it, first layers first.
+An all-reduce is a reduce-scatter and an all-gather. The reduce-scatter overlaps with backward. The
+result is needed only when the next forward uses the layer, so the all-gather overlaps with the next
+forward, and the first layers are gathered first.
 
-Differs from the paper: a tensor larger than a message is cut, so that all messages have about the
-same size. Gradients are gathered, not parameters, so every rank runs the whole update.
+Differs from the paper: a tensor larger than ``fusion`` bytes is cut, so that all messages have
+about the same size. Gradients are gathered, not parameters, so every rank runs the whole update.
 
 References:
     Zhang et al., `DeAR <https://arxiv.org/abs/2302.12445>`_, 2023.
@@ -38,7 +39,7 @@ def dear(fusion: int = DEFAULT) -> Schedule:
             done, needed = Event("backward", first), Event("forward", first)
             scatters.append(Task(slices, "scatter", done, needed, first))
             gathers.append(Task(slices, "gather", Event("backward", 0), needed, first))
-        gathers.sort(key=lambda task: task.priority)  # stable: slices of a layer keep their order
+        gathers.sort(key=lambda task: task.priority)  # slices of one layer keep their order
         return (*scatters, *gathers)
 
     name = "dear" if fusion == DEFAULT else f"dear({nbytes_text(fusion)})"

@@ -1,4 +1,4 @@
-"""FIFO: first backward, then the exchange, without overlap.
+"""FIFO: all gradients are sent after backward, so communication does not overlap with it.
 
 References:
     Shi et al., `A quantitative survey of communication optimizations in distributed deep learning
@@ -17,10 +17,10 @@ DEFAULT = 25 * 2**20
 
 
 def fifo(fusion: int = DEFAULT) -> Schedule:
-    """Send all gradients after backward, in order, fused into messages of ``fusion`` bytes.
+    """Send all gradients after backward, fused into messages of about ``fusion`` bytes.
 
     Args:
-        fusion: bytes from which on a message is full; 1 sends every tensor on its own.
+        fusion: bytes at which a message is full; with 1 every tensor is a message of its own.
 
     Example: ``fifo``, ``fifo(1)``.
     """

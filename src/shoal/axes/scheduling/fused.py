@@ -1,7 +1,7 @@
-"""Fusion buffers: gradients fill a buffer in the order of backward; it is sent when full.
+"""Fusion buffers: gradients are put into a buffer in the order of backward; a full one is sent.
 
-Unlike in ``wfbp``, a buffer of several tensors never exceeds ``threshold``, and the first buffer is
-not smaller than the others.
+Unlike in ``wfbp``, a buffer of several tensors has at most ``threshold`` bytes, and the first
+buffer has the same limit as the others.
 
 References:
     Sergeev & Del Balso, `Horovod <https://arxiv.org/abs/1802.05799>`_, 2018 (tensor fusion).
@@ -22,7 +22,7 @@ def fused(threshold: int = DEFAULT) -> Schedule:
     """Send gradients during backward, in buffers of at most ``threshold`` bytes.
 
     Args:
-        threshold: bytes of a buffer; a larger tensor is sent alone.
+        threshold: largest number of bytes of a buffer; a tensor with more bytes is sent alone.
 
     Example: ``fused``, ``fused(4KB)``.
     """

@@ -1,10 +1,10 @@
-"""Relative magnitude: slices of the parameters with the largest relative updates go first.
+"""Relative magnitude: slices of the parameters with the largest relative updates are sent first.
 
 Every ``every`` steps the workers measure |update| / |value| of each parameter and agree on it.
-Until the next measurement, whenever the link is free, the ready slice with the largest value goes.
+Until the next measurement, the plan sends at each time the ready slice with the largest ratio.
 
-Differs from the paper: all slices are sent even if bandwidth is short, because here all workers
-wait for each other; only the order is Bosen's.
+Differs from the paper: all slices are sent in every step, because here all workers wait for each
+other. The paper leaves out slices when bandwidth is short. Only the order is the paper's.
 
 References:
     Wei et al., `Managed communication and consistency for fast data-parallel iterative analytics
@@ -24,17 +24,17 @@ SIZE, EVERY = 2**20, 10
 
 
 def magnitude(size: int = SIZE, every: int = EVERY) -> Schedule:
-    """Send slices of ``size`` bytes, those with the largest relative updates first.
+    """Send slices of ``size`` bytes, those of the largest relative updates first.
 
     Args:
         size: bytes per slice.
-        every: steps between measurements; 1 measures in each step.
+        every: number of steps from one measurement to the next; with 1 each step is measured.
 
     Example: ``magnitude``, ``magnitude(256, 1)``.
     """
     check_nbytes("magnitude", size)
     if not is_whole(every, 1):
-        raise BadArgument(f"magnitude({size}, {every})", "every must be a number of steps from 1")
+        raise BadArgument(f"magnitude({size}, {every})", "every must be a whole number >= 1")
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         pieces = slices(layers, size)

@@ -1,16 +1,17 @@
 """MG-WFBP: merge a gradient with the next one if waiting for it takes less than a startup.
 
-The rule goes from the last layer to the first. Let tau_c be the time at which the message of layer
-l could start, t_c its duration, and r the time at which the gradient of layer l - 1 is ready:
+The startup is the part of a message's time that does not depend on its size. The layers are visited
+from the last to the first. Let tau_c be the time at which the message of layer l could start, t_c
+its duration, and r the time at which the gradient of layer l - 1 is ready:
 
-1. r >= tau_c + t_c: the message has arrived by then; it is sent alone.
-2. r < tau_c: the link is still busy when the next gradient is ready; merging saves a startup.
-3. else: merging waits r - tau_c and saves a startup; merge if the wait is shorter.
+1. If r >= tau_c + t_c, the message arrives before that gradient is ready, so it is sent alone.
+2. If r < tau_c, the link is still busy when that gradient is ready, so merging saves a startup.
+3. Otherwise merging costs a wait of r - tau_c and saves a startup; merge if the wait is shorter.
 
-Times of layers and link are measured in the first steps, and again during training.
+The times of layers and messages are measured in the first steps, and again during training.
 
-Differs from the paper: layers are parameters, because gradients arrive one by one; the startup is
-the measured time of a message of zero bytes.
+Differs from the paper: each parameter is a layer, because gradients become ready one by one; the
+startup is the time of a message of zero bytes on the measured link.
 
 References:
     Shi, Chu & Li, `MG-WFBP <https://arxiv.org/abs/1811.11141>`_, 2019, Algorithm 1.
@@ -25,7 +26,7 @@ from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 
 
 def merged() -> Schedule:
-    """Send gradients during backward, merged where that saves time, by measured times."""
+    """Send gradients during backward; merge them if measured times say that this is faster."""
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         return tuple(message(layers, group) for group in merge(layers, cost))
@@ -34,9 +35,9 @@ def merged() -> Schedule:
 
 
 def merge(layers: Sequence[Layer], cost: Cost) -> Iterator[tuple[int, ...]]:
-    """Yield groups of adjacent layers, from the last layer to the first."""
+    """Yield groups of adjacent layers to merge, as layer indices, from the last to the first."""
     startup = cost(0)
-    ready = free = 0.0  # when the gradient of the layer is ready; when the link is free
+    ready = free = 0.0  # the times at which the layer's gradient is ready, and the link is free
     group: list[int] = []
     size = 0
     for index in reversed(range(len(layers))):

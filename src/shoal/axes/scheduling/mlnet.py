@@ -1,20 +1,22 @@
-"""MLNet: sums go up and down a tree of workers, with priority queues at every hop.
+"""MLNet: sums are sent up and down a tree of workers, with a priority queue at every hop.
 
-Each worker forwards messages of others: partial sums on the way up, results on the way down. Where
-several messages are ready for one link, the one that the next forward needs first goes next, not
-the one that waited longest. A message in transfer is not interrupted, so tensors are cut into
-slices: an urgent message waits for one slice at most.
+Each worker forwards messages of others: partial sums on the way up, results on the way down. If
+several messages are ready for one link, the one that the next forward needs first is sent next, not
+the one that waited longest. A transfer is never interrupted, so tensors are cut into slices: an
+urgent message waits for at most one slice.
 
-Messages enter the queues when backward makes them ready, and the queues decide from there on, so
-no link has to be measured. Backward ends where forward begins, so the message that was submitted
-last is needed first. The plan lists messages as they enter; its price assumes that none overtakes.
+Messages enter the queues when backward makes them ready. The queues decide the order at run time,
+so no times have to be measured. Backward ends with the first layer and forward begins with it, so
+the message that was submitted last is needed first. The plan lists messages in the order in which
+they are submitted; its computed seconds assume that no message overtakes another.
 
-The hops are those of the route. Torch's own all-reduce has none, so with ``native`` the sums go by
-a tree, as in the paper; with any other route each of its hops has a queue. On a backend that sends
-in one order only (NCCL) messages go by the route in the order of the plan, and a warning says so.
+The hops are those of the route. Torch's own all-reduce has no hops that could queue messages, so
+with ``native`` a tree is used, as in the paper. With another route, each of its hops has a queue.
+On a backend that sends in one order only (NCCL), messages are sent in the order of the plan, and a
+warning says so.
 
-Differs from the paper: the root of the tree is a worker, not a parameter server, and priorities are
-those of layers within a step, for all workers wait for each other here and no step is behind.
+Differs from the paper: the root of the tree is a worker, not a parameter server. Priorities depend
+only on the layer, not on the step, because here all workers are in the same step.
 
 References:
     Mai, Hong & Costa, `Optimizing Network Performance in Distributed Machine Learning
@@ -33,10 +35,10 @@ DEFAULT = 2**20
 
 
 def mlnet(size: int = DEFAULT) -> Schedule:
-    """Send slices of ``size`` bytes along a tree; at every hop those needed first overtake others.
+    """Send slices of ``size`` bytes along a tree; at every hop the slice needed first goes first.
 
     Args:
-        size: bytes per slice; smaller slices are overtaken sooner, but are more messages.
+        size: bytes per slice; with smaller slices an urgent one waits less.
 
     Example: ``mlnet``, ``mlnet(256)``.
     """

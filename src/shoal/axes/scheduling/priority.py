@@ -1,13 +1,13 @@
-"""Priority scheduling: the gradients that the next forward needs first go first.
+"""Priority scheduling: the gradients that the next forward needs first are sent first.
 
-Tensors are cut into slices, and small adjacent tensors share one. Of all slices whose gradient is
-ready, the one of the earliest layer goes first; a layer's forward starts as soon as its own slices
-have arrived. All ranks must enter collectives in the same order, so the order is computed in
-advance, from measured backward times and message costs, and not by a race at run time.
+Large tensors are cut into slices, and small adjacent tensors are fused into one message. Of all
+messages whose gradients are ready, the one of the earliest layer is sent first. A layer's forward
+starts as soon as its own gradients have arrived. All ranks must start collectives in the same
+order, so the order is computed in advance from measured times of backward and of messages.
 
-A message in transfer cannot be overtaken, so few messages in transfer keep the order best; but a
-link is never idle if the next message is waiting already. ByteScheduler's credit is the compromise:
-the number of bytes that may be in transfer at once.
+A message in transfer cannot be overtaken, so the order is best with few messages in transfer. But
+with too few, the link is idle between two messages. ByteScheduler's credit is the compromise: the
+number of bytes that may be in transfer at once.
 
 References:
     Jayarajan et al., `Priority-based parameter propagation <https://arxiv.org/abs/1905.03960>`_,
@@ -34,9 +34,9 @@ def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
     """Send slices of ``size`` bytes, those of the first layers first.
 
     Args:
-        size: bytes per slice; P3 uses 50,000 numbers, ByteScheduler megabytes, because every
-            message has a startup cost.
-        credit: bytes in transfer at once, counted in slices; 0 leaves it to the backend.
+        size: bytes per slice. P3 uses slices of 50,000 numbers; ByteScheduler uses megabytes,
+            because every message has a startup cost.
+        credit: bytes in transfer at once, in whole slices; with 0 the runtime decides.
 
     Example: ``priority``, ``priority(256)``, ``priority(256, credit=512)``.
     """
@@ -47,7 +47,7 @@ def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
         check_nbytes("priority", credit)
         if credit < size:
             call = f"priority({', '.join(options)})"
-            raise BadArgument(call, "the credit must be at least one slice")
+            raise BadArgument(call, "credit must be at least as large as one slice")
     window = credit // size
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
@@ -74,21 +74,23 @@ def by_need(
     urgency: Callable[[int], float] = float,
     window: int = 1,
 ) -> Iterator[Task]:
-    """Yield the tasks of one link: whenever it has room, the most urgent ready message goes.
+    """Yield messages as tasks, in the order in which one link sends them by these times.
+
+    Whenever fewer than ``window`` messages are in transfer, the most urgent ready one is sent.
 
     Args:
         layers: in forward order, with their seconds.
         cost: nbytes -> seconds of a message.
-        messages: in the order of backward; each is ready when its earliest layer is.
-        urgency: of that layer, the lowest first; by default its index.
-        window: messages in transfer at once, transferred one after the other.
+        messages: in the order of backward; each is ready after backward of its earliest layer.
+        urgency: index of that layer -> a number; the lowest is sent first. Default: the index.
+        window: largest number of messages in transfer; they are transferred one after the other.
     """
     pending = deque(messages)
     ends = accumulate(layer.backward for layer in reversed(layers))
     ready = dict(zip(reversed(range(len(layers))), ends, strict=True))  # layer -> seconds
     waiting: list[tuple[float, int, tuple[Slice, ...]]] = []
     now = free = 0.0
-    arrivals: deque[float] = deque()  # of messages in transfer
+    arrivals: deque[float] = deque()  # the times at which the messages in transfer arrive
     while waiting or pending:
         if not waiting:
             now = max(now, ready[pending[0][-1].layer])
@@ -104,6 +106,6 @@ def by_need(
 
 
 def slices(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
-    """Yield every layer in slices of ``size`` bytes, a message each, from the last layer on."""
+    """Yield a message for each slice of ``size`` bytes, from the last layer to the first."""
     for index in reversed(range(len(layers))):
         yield from ((piece,) for piece in cut(layers, index, size))

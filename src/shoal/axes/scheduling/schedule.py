@@ -1,4 +1,4 @@
-"""The protocol of the scheduling axis: a plan of messages is data, to run, price and simulate."""
+"""The classes of the scheduling axis: a plan is a tuple of tasks that can be run or simulated."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Literal, NamedTuple, TypeAlias
 Cost: TypeAlias = Callable[[int], float]
 """nbytes -> seconds of a message."""
 Contenders: TypeAlias = "Callable[[Sequence[Layer], Cost], tuple[Schedule, ...]]"
-"""(layers, cost) -> schedules to time before one is chosen."""
+"""(layers, cost) -> schedules that are run and timed before one of them is chosen."""
 
 
 class Layer(NamedTuple):
-    """One parameter, in the order in which forward uses it."""
+    """One parameter. A sequence of layers is in the order in which forward uses them."""
 
     name: str
     nbytes: int
     forward: float = 0.0  # seconds
     backward: float = 0.0  # seconds
-    change: float = 0.0  # |update| / |value| in one step
+    change: float = 0.0  # |update| / |value| of the parameter in one step
 
 
 class Slice(NamedTuple):
-    """Bytes ``start`` to ``stop`` of one layer."""
+    """The bytes from ``start`` to ``stop`` (exclusive) of the layer with index ``layer``."""
 
     layer: int
     start: int
@@ -31,14 +31,14 @@ class Slice(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A point in the step: backward of a layer, the update, or a layer's next forward."""
+    """A part of the step: backward of a layer, the update, or the next forward of a layer."""
 
     kind: Literal["backward", "update", "forward"]
     layer: int = 0
 
 
 class Task(NamedTuple):
-    """One message: its content, when it is ready to go, and when it is due."""
+    """One message: it can be sent after the event ``ready``, and must arrive before ``due``."""
 
     slices: tuple[Slice, ...]
     phase: Literal["reduce", "scatter", "gather"]
@@ -48,30 +48,30 @@ class Task(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the content, before compression."""
+        """Return the bytes of the message before compression."""
         return sum(s.stop - s.start for s in self.slices)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order of messages: that of the plan, the same on every rank.
+    """How gradients are divided into messages, and in which order these are sent.
 
     Args:
         name: the text that a user types.
-        plan: ``(layers, cost) -> tasks``.
+        plan: ``(layers, cost) -> tasks``, in the order of sending; it must be equal on all ranks.
         overlaps: whether messages are sent during backward.
         slices: whether tensors may be cut.
-        early: whether a layer's next forward may start before the step is over.
+        early: whether a layer's next forward may start before all gradients have arrived.
         scatters: whether a sum is a reduce-scatter and, later, an all-gather.
-        queues: whether messages overtake each other at the hops of a route: of those that wait, the
-            last one submitted goes first, so the plan lists the least urgent first.
-        window: messages in transfer at once; 0 leaves it to the backend.
-        measures: what must be measured before the plan is made again: ``times`` of layers and
-            messages, or ``changes`` of parameters.
-        reorders: whether measurements change only the order, and not the messages.
-        every: steps between measurements.
-        contenders: ``(layers, cost) -> schedules`` that run for a few steps each before the fastest
-            is chosen, the most promising first; None: ``plan`` decides.
+        queues: whether messages overtake each other at the hops of a route. Of those that wait, the
+            last one submitted is sent first, so the plan lists the least urgent first.
+        window: largest number of messages in transfer; with 0 the runtime decides.
+        measures: what is measured before a new plan is made: ``times`` of layers and messages, or
+            ``changes`` of parameters.
+        reorders: whether measurements change only the order of messages, not their content.
+        every: number of steps from one measurement to the next.
+        contenders: ``(layers, cost) -> schedules``, the most promising first. Each runs for a few
+            steps, and the fastest is chosen. None: ``plan`` is used without such a trial.
     """
 
     name: str

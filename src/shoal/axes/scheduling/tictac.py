@@ -1,15 +1,15 @@
-"""TicTac: results come back from servers in the order in which forward uses them.
+"""TicTac: messages are sent in the order in which the next forward uses their layers.
 
-A forward is a chain of layers. With one link, the transfer that lets computation continue soonest
-is that of the first missing layer, so both orders choose it. They differ in what they know:
+A forward is a sequence of layers. It can continue soonest if the first missing layer is transferred
+first, so both orders do this. They differ in whether they use times:
 
 * ``tic`` uses no times: it sends after backward, layer by layer in forward order;
-* ``tac`` uses measured times: it sends during backward; whenever the link is free, the ready
-  gradient that forward needs first goes.
+* ``tac`` uses measured times: it sends during backward. Whenever the link is free, it sends that
+  ready gradient which forward needs first.
 
-Differs from the paper: the graph is the chain of parameters, a push and its pull are one message
-each way, and tensors larger than 4 MB are cut, so that servers share them. It works on any wire,
-with or without servers.
+Differs from the paper: the graph is the sequence of parameters; pushing a gradient and pulling the
+result are one task; tensors larger than 4 MB are cut, so that several servers share them. It works
+with and without servers.
 
 References:
     Hashemi, Abdu Jyothi & Campbell, `TicTac <https://arxiv.org/abs/1803.03288>`_, 2019.
@@ -31,7 +31,7 @@ def tictac(order: str = "tac") -> Schedule:
     """Send tensors in the order in which the next forward needs them.
 
     Args:
-        order: ``tac``, during backward, by measured times; or ``tic``, after backward, without.
+        order: ``tac``: during backward, by measured times; ``tic``: after backward, without times.
 
     Example: ``tictac``, ``tictac(tic)``.
     """

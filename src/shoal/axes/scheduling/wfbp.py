@@ -1,4 +1,4 @@
-"""Wait-free back-propagation: a gradient is sent while earlier layers still compute theirs.
+"""Wait-free back-propagation: a gradient is sent while backward computes those of earlier layers.
 
 References:
     Zhang et al., `Poseidon <https://arxiv.org/abs/1706.03292>`_, 2017 (WFBP).
@@ -14,14 +14,14 @@ from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 from shoal.notation import check_nbytes, nbytes_text
 
 DEFAULT = 25 * 2**20
-FIRST = 2**20  # as in DDP: with a small first bucket the link starts early
+FIRST = 2**20  # bytes; as in DDP the first bucket is small, so that the first message starts early
 
 
 def wfbp(fusion: int = DEFAULT) -> Schedule:
-    """Send gradients during backward, fused into messages of ``fusion`` bytes.
+    """Send gradients during backward, fused into messages of about ``fusion`` bytes.
 
     Args:
-        fusion: the bucket size; 1 sends every tensor on its own.
+        fusion: bytes at which a message is full; with 1 every tensor is a message of its own.
 
     Example: ``wfbp``, ``wfbp(1)``.
     """

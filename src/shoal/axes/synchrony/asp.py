@@ -14,5 +14,5 @@ from shoal.axes.synchrony.synchrony import Synchrony
 
 
 def asp() -> Synchrony:
-    """Never wait: every worker continues with the newest model at hand."""
+    """Never wait: every worker continues with the newest model that it has received."""
     return Synchrony("asp", 1, math.inf)

@@ -11,5 +11,5 @@ from shoal.axes.synchrony.synchrony import Synchrony
 
 
 def bsp() -> Synchrony:
-    """Wait for all workers in every step: the same result as one worker with the whole batch."""
+    """Wait for all workers in every step, as if one worker computed the whole batch."""
     return Synchrony("bsp")

@@ -15,10 +15,10 @@ from shoal.notation import is_whole
 
 
 def local(steps: int) -> Synchrony:
-    """Take ``steps`` local steps, then agree on their change.
+    """Take ``steps`` local optimizer steps, then average what they changed over all workers.
 
     Args:
-        steps: 1 is bsp; more steps send less, and let replicas diverge further.
+        steps: 1 is like bsp; with more steps less is sent, but replicas diverge further.
 
     Example: ``local(1)``, ``local(4)``.
     """

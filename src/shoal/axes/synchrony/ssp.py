@@ -13,13 +13,13 @@ from shoal.notation import is_whole
 
 
 def ssp(bound: int) -> Synchrony:
-    """Wait only when more than ``bound`` steps ahead of the slowest worker.
+    """Let a worker wait only while it is more than ``bound`` steps ahead of the slowest worker.
 
     Args:
-        bound: 0 reads the same models as bsp; a higher bound waits less and reads older models.
+        bound: with 0 workers read the same models as with bsp; with more they read older models.
 
     Example: ``ssp(0)``, ``ssp(2)``.
     """
     if not is_whole(bound, 0, 2**53 - 1):
-        raise BadArgument(f"ssp({bound})", "bound must be a whole number >= 0; asp has no bound")
+        raise BadArgument(f"ssp({bound})", "bound must be a whole number >= 0; or use asp")
     return Synchrony(f"ssp({bound})", 1, float(bound))

@@ -1,4 +1,4 @@
-"""The protocol of the synchrony axis: steps between exchanges, and the bound of staleness."""
+"""The class of all synchrony techniques: steps between exchanges, and the bound of staleness."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Synchrony:
 
     Args:
         name: the text that a user types.
-        period: local steps between exchanges.
-        staleness: rounds that a worker may be ahead of the slowest; 0 waits for all, inf for none.
+        period: number of optimizer steps from one exchange to the next.
+        staleness: rounds that a worker may be ahead of the slowest; inf: it never waits.
     """
 
     name: str

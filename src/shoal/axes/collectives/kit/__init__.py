@@ -1,1 +1,1 @@
-"""Helpers for routes: fold to a power of two, price, prove, and choose by size."""
+"""Functions for routes: fold ranks to a power of two, compute costs, check, and choose by size."""

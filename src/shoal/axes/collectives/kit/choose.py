@@ -1,4 +1,4 @@
-"""Choose a route: by its price on a network, or from a report of ``shoal bench routes``."""
+"""Choose a route: by its computed seconds, or from a report of ``shoal bench routes``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shoal.notation import UNITS
 
 ROUTES = (butterfly(), halving_doubling(), ring(), double_tree(), double_tree(16), tree(), linear())
 
-MARGIN = 0.8  # of the seconds of torch's own, which were measured; a price is less certain
-HOPELESS = 3.0  # times the seconds of torch's own, for the bytes alone
+MARGIN = 0.8  # a route must take less than this share of the seconds of torch's own all-reduce
+HOPELESS = 3.0  # a route is not timed if its bytes alone take longer than this times torch's own
 WINNER = "which route wins"
 _CASE = re.compile(rf"(\d+)({'|'.join(UNITS)})?, (\d+) ranks(?:: (.+?)(?: or .*)?)?")
 
 
 def cheapest(nbytes: float, world: int, network: Network) -> Collective:
-    """Return the cheapest route of a message; torch's own unless another is so by a margin."""
+    """Return the route with the least computed seconds, or torch's own (see ``MARGIN``)."""
     best, least = native(), MARGIN * network.native(nbytes)
     for route, rounds in _rounds(world):
         seconds = walk(rounds, nbytes / route.chunks(world), network.message)
@@ -41,65 +41,66 @@ def cheapest(nbytes: float, world: int, network: Network) -> Collective:
 
 
 def promising(nbytes: float, world: int, network: Network) -> tuple[Collective, ...]:
-    """Return torch's own and each route that its bytes alone do not make hopelessly slow."""
+    """Return torch's own all-reduce and all routes that are worth timing (see ``HOPELESS``)."""
     bound, startup = HOPELESS * network.native(nbytes), network.message(0)
 
     def bytes_alone(size: float) -> float:
         return network.message(size) - startup
 
-    hopeful = (
+    worth_timing = (
         route
         for route, rounds in _rounds(world)
         if walk(rounds, nbytes / route.chunks(world), bytes_alone) <= bound
     )
-    return native(), *hopeful
+    return native(), *worth_timing
 
 
 @lru_cache(maxsize=8)
 def _rounds(world: int) -> tuple[tuple[Collective, tuple[Round, ...]], ...]:
-    """Return each route with its rounds, which are the same for all sizes."""
+    """Return each route with its rounds, which do not depend on the message size."""
     return tuple((route, tuple(route.rounds(world))) for route in ROUTES if route.rounds)
 
 
 @dataclass(frozen=True)
 class Winners:
-    """The fastest route at each number of ranks and size.
+    """The fastest route for each number of ranks and message size, read from a report.
 
     Attributes:
-        path: of the report.
-        by_size: number of ranks -> bytes of the message -> the route as one types it.
+        path: path of the report.
+        by_size: number of ranks -> bytes of the message -> the route as a user types it.
     """
 
     path: str
     by_size: Mapping[int, Mapping[int, str]]
 
     def at(self, nbytes: float, ranks: int) -> str:
-        """Return the winner at the measured size that is nearest by ratio.
+        """Return the fastest route at the measured size whose ratio to ``nbytes`` is nearest to 1.
 
         Raises:
-            BadArgument: this number of ranks was not measured.
+            BadArgument: the report has no route for this number of ranks.
         """
         if why := self.refusal(ranks):
             raise BadArgument(f"fastest({self.path!r})", why)
-        sizes = self.by_size[ranks]
-        return sizes[min(sizes, key=lambda size: abs(math.log(size / max(nbytes, 1))))]
+        route_by_nbytes = self.by_size[ranks]
+        distance = {size: abs(math.log(size / max(nbytes, 1))) for size in route_by_nbytes}
+        return route_by_nbytes[min(distance, key=distance.__getitem__)]
 
     def refusal(self, ranks: int) -> str:
-        """Say why there is no winner for so many ranks; empty if there is one."""
+        """Return why the report has no route for this number of ranks; empty if it has one."""
         if ranks == 1 or ranks in self.by_size:
             return ""
         known = ", ".join(map(str, sorted(self.by_size)))
-        why = f"{self.path} has measured {known} ranks, not {ranks}"
-        return f"{why}; plain fastest measures by itself"
+        why = f"{self.path} was measured with {known} ranks, not with {ranks}"
+        return f"{why}; fastest without a report measures itself"
 
 
-def winners(path: str) -> Winners:
-    """Read a report of ``shoal bench routes``.
+def read_winners(path: str) -> Winners:
+    """Read a report of ``shoal bench routes``, and return its fastest routes.
 
     Raises:
         BadArgument: the file does not exist, or is no such report.
     """
-    call, hint = f"fastest({path!r})", "make one: shoal bench routes --json PATH"
+    call, hint = f"fastest({path!r})", "write one with shoal bench routes --json PATH"
     by_size: dict[int, dict[int, str]] = {}
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
@@ -112,16 +113,16 @@ def winners(path: str) -> Winners:
                     raise ValueError(row["case"])
                 by_size.setdefault(ranks, {})[nbytes] = route
     except OSError as error:
-        raise BadArgument(call, f"cannot be read ({error.strerror}); {hint}") from None
+        raise BadArgument(call, f"the file cannot be read ({error.strerror}); {hint}") from None
     except (ValueError, KeyError, TypeError):
-        raise BadArgument(call, f"is not a report of shoal bench routes; {hint}") from None
+        raise BadArgument(call, f"this is not a report of shoal bench routes; {hint}") from None
     if not by_size:
-        raise BadArgument(call, f"names no winner; {hint}")
+        raise BadArgument(call, f"the report names no fastest route; {hint}")
     return Winners(path, by_size)
 
 
 def read_case(case: str) -> tuple[int, int, str]:
-    """Return the bytes, the ranks and the first route of a case of ``shoal bench routes``.
+    """Return bytes, number of ranks and first route in the text of a ``shoal bench routes`` case.
 
     >>> read_case("4KB, 2 ranks: ring or tree"), read_case("16MB, 4 ranks")
     ((4096, 2, 'ring'), (16777216, 4, ''))

@@ -1,7 +1,8 @@
-"""Fold any number of ranks to a power of two, for routes in which ranks work in pairs.
+"""Make a route for a power of two of ranks work for any number of ranks.
 
-Ranks beyond the largest power of two send their message to a rank below before the rounds, and
-receive the sum after them: two more whole messages.
+Let p be the largest power of two that is at most the number of ranks. Before the rounds, each rank
+r >= p sends its whole message to rank r - p, which adds it. After the rounds, rank r - p sends the
+sum back.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH
@@ -21,12 +22,12 @@ def power_below(world: int) -> int:
 
 
 def folded(world: int, chunks: int, rounds: Callable[[int], Iterable[Round]]) -> Iterator[Round]:
-    """Yield the rounds of a power of two, with one round before and after for the other ranks."""
+    """Yield ``rounds(p)``, and one round before and one after them for the ranks from p on."""
     power = power_below(world)
     extra = [(rank, rank - power) for rank in range(power, world)]
-    every = range(chunks)
+    all_chunks = range(chunks)
     if extra:
-        yield tuple(Copy(above, below, chunk, True) for above, below in extra for chunk in every)
+        yield tuple(Copy(rank, low, chunk, True) for rank, low in extra for chunk in all_chunks)
     yield from rounds(power)
     if extra:
-        yield tuple(Copy(below, above, chunk, False) for above, below in extra for chunk in every)
+        yield tuple(Copy(low, rank, chunk, False) for rank, low in extra for chunk in all_chunks)

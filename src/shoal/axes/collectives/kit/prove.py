@@ -1,7 +1,7 @@
-"""Prove a collective: run its copies on multisets of ranks instead of numbers.
+"""Check a collective: run its copies on counts of contributions instead of numbers.
 
-The content of a chunk is how often each rank's contribution is in it. Numbers could be right by
-luck or by cancellation; multisets cannot.
+For each chunk of each rank, a counter says how often each rank's contribution was added to it.
+With numbers, a wrong route could give the right sum by chance.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 from shoal.errors import BadArgument
 
 Contents = dict[tuple[int, int], "Counter[int]"]
-"""(rank, chunk) -> how often each rank's contribution is in it."""
+"""(rank, chunk) -> how often each rank's contribution was added to it."""
 
 
 def prove(collective: Collective, world: int) -> None:
-    """Check that every rank ends with every rank's part exactly once in every chunk.
+    """Raise unless every chunk of every rank ends with each rank's contribution exactly once.
 
-    A native collective has no rounds to prove.
+    A collective without rounds, such as ``native``, is not checked.
 
     Raises:
-        BadArgument: it names the wrong rank, chunk and round.
+        BadArgument: the collective is wrong; the message names the rank, the chunk and the round.
     """
     if collective.rounds is None:
         return
@@ -41,7 +41,7 @@ def prove(collective: Collective, world: int) -> None:
 
 
 def _after(contents: Contents, copies: Round) -> Contents:
-    """Return the contents after a round; every copy reads the contents before it."""
+    """Return the contents after a round; every copy reads the contents before the round."""
     after = dict(contents)
     for source, target, chunk, add in copies:
         own = after[target, chunk] if add else Counter[int]()
@@ -50,26 +50,27 @@ def _after(contents: Contents, copies: Round) -> Contents:
 
 
 def _check(copies: Round, *, world: int, chunks: int, where: str) -> None:
-    """Raise on a copy outside the world, and on two copies whose order would matter."""
-    into: dict[tuple[int, int], Copy] = {}
+    """Raise if a rank or chunk does not exist, or if the order of two copies would matter."""
+    writers: dict[tuple[int, int], Copy] = {}
     for copy in copies:
         source, target, chunk, add = copy
         if not (0 <= source < world and 0 <= target < world and 0 <= chunk < chunks):
             raise BadArgument(where, f"{copy} is outside {world} ranks and {chunks} chunks")
         if source == target:
-            raise BadArgument(where, f"{copy} goes from rank {source} to itself")
-        other = into.setdefault((target, chunk), copy)
+            raise BadArgument(where, f"{copy} sends from rank {source} to itself")
+        other = writers.setdefault((target, chunk), copy)
         if other is not copy and not (add and other.add):
             why = f"{other} and {copy} write rank {target} chunk {chunk} at the same time"
             raise BadArgument(where, why)
 
 
 def _wrong(parts: Counter[int], world: int) -> str:
-    lacking = [rank for rank in range(world) if parts[rank] == 0]
-    double = [rank for rank in range(world) if parts[rank] > 1]
+    missing = [rank for rank in range(world) if parts[rank] == 0]
+    repeated = [rank for rank in range(world) if parts[rank] > 1]
     reasons = []
-    if lacking:
-        reasons.append(f"lacks the part of rank {', '.join(map(str, lacking))}")
-    if double:
-        reasons.append(f"has more than once the part of rank {', '.join(map(str, double))}")
+    if missing:
+        reasons.append(f"lacks the contribution of rank {', '.join(map(str, missing))}")
+    if repeated:
+        ranks = ", ".join(map(str, repeated))
+        reasons.append(f"has the contribution of rank {ranks} more than once")
     return " and ".join(reasons)

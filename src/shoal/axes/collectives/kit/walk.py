@@ -1,8 +1,8 @@
-"""Price a route: walk its rounds and add up their seconds.
+"""Compute the seconds of a route: add up the seconds of its rounds.
 
-Rounds follow one another. In a round each rank sends and receives at the same time (full duplex),
-but sends its messages one after the other; all chunks from one rank to another are one message. A
-round lasts as long as its busiest rank.
+Rounds run one after the other. In a round, each rank sends and receives at the same time (full
+duplex). It sends its messages one after the other, and receives its messages one after the other.
+All chunks from one rank to another are one message. A round takes as long as its busiest rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def walk(rounds: Iterable[Round], chunk_nbytes: float, cost: Cost) -> float:
     """Return the seconds that these rounds take.
 
     Args:
-        rounds: of the route.
+        rounds: the rounds of the route.
         chunk_nbytes: bytes of one chunk.
         cost: nbytes -> seconds of a message between two ranks.
     """

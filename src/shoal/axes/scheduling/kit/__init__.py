@@ -1,1 +1,1 @@
-"""Helpers for schedules: group layers into messages, and compute the seconds of a plan."""
+"""Functions for schedules: group layers into messages, and compute the seconds of a plan."""

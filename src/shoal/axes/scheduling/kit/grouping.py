@@ -1,4 +1,4 @@
-"""Group layers into messages: fused, cut, or both; from the last layer to the first."""
+"""Divide layers into messages, from the last layer to the first: fuse small, cut large ones."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from shoal.axes.scheduling.schedule import Event, Layer, Slice, Task
 
-GRAIN = 16  # bytes: a cut never splits a number of any type
-SPARE = 16  # a message may be longer by 1/16
+GRAIN = 16  # slices start at multiples of 16 bytes, so no number of any dtype is split
+SPARE = 16  # a message of several layers may have 1/16 more bytes than its size
 
 
 def whole(layers: Sequence[Layer], index: int) -> Slice:
-    """Return the slice of a whole layer."""
+    """Return the slice that is the whole layer."""
     return Slice(index, 0, layers[index].nbytes)
 
 
 def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
-    """Yield the slices of one layer; a layer of zero bytes is one empty slice."""
+    """Yield the slices of about ``size`` bytes of one layer; an empty layer is one empty slice."""
     nbytes = layers[index].nbytes
     size = max(GRAIN, size - size % GRAIN)
     for start in range(0, max(nbytes, 1), size):
@@ -24,7 +24,7 @@ def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
 
 
 def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Group layers from the last to the first; a layer that does not fit starts a new group."""
+    """Yield groups of layers of at most ``threshold`` bytes; a larger layer is a group alone."""
     group: list[int] = []
     size = 0
     for index in reversed(range(len(layers))):
@@ -39,7 +39,7 @@ def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
 
 
 def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
-    """Return a message of whole layers, ready after the last backward, due at the update."""
+    """Return a message of whole layers, ready after backward of its first, due at the update."""
     slices = tuple(whole(layers, index) for index in group)
     return Task(slices, "reduce", Event("backward", min(group)), Event("update"))
 
@@ -47,8 +47,8 @@ def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
 def blocks(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
     """Yield messages of about ``size`` bytes, from the last layer to the first.
 
-    Small layers are fused, up to ``17/16 size``: otherwise a bias beside a matrix of just ``size``
-    bytes would be a message of its own. A larger layer is cut.
+    Small layers are fused up to 17/16 of ``size``, so that a matrix of exactly ``size`` bytes and
+    its bias are one message. A layer with more bytes is cut.
     """
     most = size + size // SPARE
     for group in fill(layers, most):
@@ -59,9 +59,10 @@ def blocks(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
 
 
 def fuse(layers: Sequence[Layer], first: int, limit: int) -> Iterator[tuple[int, ...]]:
-    """Group layers from the last to the first; a group is full from ``limit`` bytes on.
+    """Yield groups of layer indices, from the last layer to the first.
 
-    The very first group is full from ``first`` bytes on, so that the link starts early.
+    A group is full when it has ``limit`` bytes or more. The first group is full at ``first`` bytes,
+    if that is less, so that the first message is sent early.
     """
     group: list[int] = []
     size, closes = 0, min(first, limit)

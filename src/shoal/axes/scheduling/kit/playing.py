@@ -1,8 +1,9 @@
-"""Seconds of a step under a plan: the recurrence of MG-WFBP, for any plan of messages.
+"""Compute the seconds of a step under a plan: the recurrence of MG-WFBP for any plan of messages.
 
-The step begins with backward and ends with the next forward. Messages go one at a time, in order;
-each when it is ready and the one before it has arrived. What is due at a moment is awaited there.
-``simulate`` plays the same in virtual time, with spans to draw.
+The step begins with backward and ends with the next forward. Messages are sent one at a time, in
+order; each is sent when it is ready and the one before it has arrived. Before each part of the
+step, computation waits for the messages that are due there. ``simulate.schedule`` computes the same
+with an event queue, and also returns spans for a plot.
 
 References:
     Shi, Chu & Li, `MG-WFBP <https://arxiv.org/abs/1811.11141>`_, 2019.
@@ -20,11 +21,11 @@ UPDATE = Event("update")
 def seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> float:
     """Return the seconds from the start of backward to the end of the next forward.
 
-    ``cost`` is that of an all-reduce; a reduce-scatter or an all-gather takes half of it.
+    ``cost`` returns the seconds of an all-reduce; a reduce-scatter or an all-gather takes half.
     """
     now, done = 0.0, dict[Event, float]()
     arrived: list[float] = []
-    due: dict[Event, int] = {}  # the last task that a moment waits for
+    due: dict[Event, int] = {}  # index of the last task that is due at an event
     for number, task in enumerate(tasks):
         due[_moment(task.due)] = number
     for moment, taken in _moments(layers):
@@ -39,7 +40,7 @@ def seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> float
 
 
 def _moments(layers: Sequence[Layer]) -> Iterator[tuple[Event, float]]:
-    """Yield what a step computes, in order, with its seconds."""
+    """Yield the events of a step in order, each with its seconds of computation."""
     for index in reversed(range(len(layers))):
         yield Event("backward", index), layers[index].backward
     yield UPDATE, 0.0
@@ -48,5 +49,5 @@ def _moments(layers: Sequence[Layer]) -> Iterator[tuple[Event, float]]:
 
 
 def _moment(event: Event) -> Event:
-    """Return the event; every update is the same one, whatever layer it names."""
+    """Return the event without its layer if it is the update, because a step has only one."""
     return UPDATE if event.kind == "update" else event
