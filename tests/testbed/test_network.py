@@ -16,7 +16,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.testbed import Testbed, down, find, limit, plan, records, up
 from shoal.testbed import network as made
-from shoal.testbed.removal import NAMES
+from shoal.testbed.removal import NETNS
 
 
 def lacking() -> str:
@@ -43,7 +43,7 @@ def namespaces() -> set[str]:
 
 def mine() -> set[str]:
     """Everything of this test's testbed that there is, anywhere."""
-    files = {p.name for p in NAMES.glob(f"shoal-{NAME}-*")} if NAMES.exists() else set()
+    files = {p.name for p in NETNS.glob(f"shoal-{NAME}-*")} if NETNS.exists() else set()
     return {n for n in namespaces() if n.startswith(f"shoal-{NAME}-")} | files
 
 
