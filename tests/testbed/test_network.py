@@ -134,7 +134,7 @@ def test_an_owner_that_is_killed_leaves_nothing_behind() -> None:
 def test_up_stays_until_down_and_twice_is_an_error() -> None:
     wanted = plan(2, "1gbit", NAME)
     assert up(wanted).owner == ""
-    with pytest.raises(UsageError, match=r"up already .2 hosts at 1gbit"):
+    with pytest.raises(UsageError, match=r"exists already .2 hosts at 1gbit"):
         up(wanted)
     assert wanted.name in [record.plan.name for record in records()]
     assert len(mine()) == 3

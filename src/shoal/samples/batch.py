@@ -155,8 +155,8 @@ def _cut_tensor(tensor: Tensor, rows: int, span: SampleRange) -> Tensor:
     if tensor.size(0) != rows:
         raise UsageError(
             f"cannot split a tensor of shape {tuple(tensor.shape)} in a batch of {rows} samples:"
-            " its first dimension must count samples; collate it that way, or use neither accumulate"
-            " nor pipe"
+            " its first dimension must count samples; collate it like this, or use no accumulate"
+            " and no pipe"
         )
     return tensor[span.start : span.stop]
 

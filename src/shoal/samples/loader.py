@@ -73,7 +73,7 @@ class Loader:
         if batch_size < share.count:
             raise UsageError(
                 f"batch_size={batch_size} is the size of the global batch, but {share.count} workers"
-                " share it, so some would get no sample; raise batch_size or use fewer workers"
+                " share it, so some would get nothing; raise batch_size or use fewer workers"
             )
         self._source = source(dataset, BatchSlice(batch_size, share, self.options))
         self._check_length()
