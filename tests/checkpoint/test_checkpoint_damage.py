@@ -179,7 +179,7 @@ def _overlap_boxes(body: dict[str, Any]) -> None:
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "version": (lambda b: b.update(version=2), "version is 2, but this Shoal reads version 1"),
+    "version": (lambda b: b.update(version=2), "version is 2; this Shoal reads 1"),
     "format": (lambda b: b.update(format="other"), "format is 'other'"),
     "lacks": (lambda b: b.pop("tensors"), "has no key 'tensors'"),
     "path up": (_rename_file("../../etc/passwd"), "cannot be a data file"),
@@ -203,7 +203,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "dtype": (lambda b: b["tensors"]["shared/model/b"].update(dtype="object"), "unknown dtype"),
     "chunk type": (lambda b: b["tensors"]["shared/model/b"].update(chunks=[3]), "wrong type"),
     "tensors type": (lambda b: b.update(tensors=[]), "wrong type"),
-    "workers": (lambda b: b.update(size=2), "2 workers saved it"),
+    "workers": (lambda b: b.update(size=2), "size is 2, but it has"),
     "alias": (lambda b: b["alias"].update(x="absent"), "tied to absent"),
     "tied twice": (
         lambda b: b["alias"].update({"rank0/residual": "rank0/residual"}),

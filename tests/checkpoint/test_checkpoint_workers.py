@@ -197,7 +197,7 @@ DIFFERENCES = {
     "dtype": "shared/w is float32[2] on rank 0, float64[2] on 1",
     "scalar": "a number, string or key on rank 1 is not equal to that of rank 0",
     "unsavable": "shared/w: a set cannot be saved",
-    "mine": "it is a DTensor, which belongs to several workers; put it in shared",
+    "mine": "a DTensor belongs to several workers; put it in shared",
 }
 
 

@@ -35,8 +35,7 @@ class TimingPlan:
     Attributes:
         workload: name of the model and its data, a key of ``WORKLOADS``.
         subject: name of the contender that is measured.
-        peer: name of the contender that it is compared with. Two instances of the peer are timed;
-            the second is the control.
+        peer: name of the contender to compare with; a second instance of it is the control.
         workers: number of processes; with 1, CPU time is measured instead of wall time.
         blocks: how often each contender is timed, in all rounds together.
         steps: number of training steps in one timing.
@@ -55,10 +54,7 @@ class TimingPlan:
 
 
 def measure(plan: TimingPlan, progress: Callable[[int, int], None]) -> Timings:
-    """Return the seconds per step of each contender in each block, on the slowest worker.
-
-    ``progress`` is called with the number of blocks done, and of all blocks.
-    """
+    """Return the seconds per step of each contender in each block, on the slowest worker."""
     timings = Timings([], [], [])
     blocks = -(-plan.blocks // plan.rounds)  # in one round
     if plan.rounds > 1:

@@ -123,10 +123,7 @@ CONTENDERS: dict[str, Callable[[TrainingTask], Step]] = {
 def prepare(
     workload: str, contenders: tuple[str, ...], seed: int
 ) -> tuple[list[Step], Callable[[], object], bool]:
-    """Return each contender's training step, a barrier, and whether this worker is rank 0.
-
-    All workers must call this; it joins the process group if there are several.
-    """
+    """Join the group; return each contender's step, a barrier, and whether this is rank 0."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if workers > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")

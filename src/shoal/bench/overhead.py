@@ -110,7 +110,7 @@ print(json.dumps([time.perf_counter() - middle, middle - begin]))
 
 
 def import_time(settings: BenchSettings, threshold: str = "<= 0.3") -> Result:
-    """Return how many seconds ``import shoal`` takes after ``import torch``, in a new interpreter."""
+    """Return the seconds of ``import shoal`` after ``import torch``, in new interpreters."""
     repeats = 6 if settings.quick else MIN_BLOCKS  # six are the fewest that give a 95 % interval
     case, seconds = "import shoal", []
     for done in range(repeats):

@@ -146,10 +146,7 @@ def _labels_fit(axis: _Axis, values: Sequence[float]) -> bool:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Return round values between low and high for the ticks of an axis.
-
-    They are powers of ten, or 1, 2 and 5 times them, or evenly spaced if there are fewer than 3.
-    """
+    """Return ticks: powers of ten, or also 2 and 5 times them; if too few, evenly spaced ones."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 2, 5)):
         candidates = (s * 10.0**d for d in decades for s in steps)

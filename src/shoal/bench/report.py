@@ -84,8 +84,7 @@ class Result:
         ratio: value divided by that of ``against``; of a timing, the median of paired ratios.
         interval: 95 % confidence interval.
         threshold: as text, such as ``<= 1.02``.
-        passes: whether the threshold is met; None without a threshold, or if the measurement was
-            too noisy to decide (inconclusive).
+        passes: whether the threshold is met; None if there is none or noise allows no verdict.
     """
 
     case: str
@@ -112,8 +111,7 @@ class Result:
         if self.threshold is not None:
             Threshold.parse(self.threshold)
         elif self.passes is not None:
-            why = f"it needs a threshold in the field {_KEYS['threshold']}"
-            raise _misfit(_KEYS["passes"], why)
+            raise _misfit(_KEYS["passes"], f"it needs a threshold in {_KEYS['threshold']}")
 
     @property
     def inconclusive(self) -> bool:
@@ -178,11 +176,7 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Return the report that ``text`` contains.
-
-        Raises:
-            BadArgument: a field is missing, unknown or wrong; the message names it.
-        """
+        """Return the report that ``text`` contains; a BadArgument names the first wrong field."""
         try:
             tree = json.loads(text)
         except ValueError as error:
@@ -211,11 +205,7 @@ def _result(index: int, row: Any) -> Result:
 
 
 def _fields(where: str, tree: Any, kind: type) -> dict[str, Any]:
-    """Return the values of a JSON object by field name.
-
-    Raises:
-        BadArgument: its keys are not exactly the fields of the dataclass ``kind``.
-    """
+    """Return the values of a JSON object, whose keys must be exactly the fields of ``kind``."""
     _typed(where, tree, dict)
     declared = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     keys = {_KEYS.get(name, name): name for name in declared}

@@ -119,11 +119,7 @@ Series = dict[str, list[tuple[float, float]]]
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Write plots into ``folder`` and return their paths.
-
-    They show time over size for each number of ranks, time over ranks for some sizes, and the
-    fastest route of each case.
-    """
+    """Write plots of the times and of the fastest routes into ``folder``; return their paths."""
     by_ranks, by_size = dict[int, Series](), dict[int, Series]()
     for row in report.results:
         name, mark, _ = row.metric.partition(_TIME)
@@ -173,10 +169,7 @@ def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> Rou
 
 
 def time_blocks(nbytes: int, blocks: int, repeats: int) -> tuple[dict[str, list[float]], str]:
-    """Return the seconds of each route in this worker, block by block, and the choice of fastest.
-
-    All workers must call this together.
-    """
+    """Return the seconds of each route in each block of this worker, and the choice of fastest."""
     import torch
     import torch.distributed as dist
 

@@ -89,8 +89,7 @@ def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> Int
     """Return a confidence interval of the median: the k-th smallest and the k-th largest value.
 
     The number of values below the true median is binomial(n, 1/2), so the two values enclose it
-    with probability ``1 - 2 P(binomial < k)``, for any distribution. ``k`` is the largest number
-    for which this is at least ``confidence``.
+    with probability ``1 - 2 P(binomial < k)``; k is the largest with at least ``confidence``.
     """
     ordered, n = sorted(values), len(values)
     spare = (1 - confidence) / 2
@@ -99,8 +98,7 @@ def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> Int
         k += 1
         below += math.comb(n, k) / 2**n
     if k == 0:
-        why = f"too few values for a confidence of {confidence:.0%}"
-        raise BadArgument(f"interval_of_median({n} values)", why)
+        raise BadArgument(f"interval_of_median({n} values)", f"too few for {confidence:.0%}")
     return Interval(ordered[k - 1], ordered[n - k])
 
 
@@ -119,9 +117,7 @@ def paired_ratios(one: Sequence[float], other: Sequence[float]) -> tuple[float, 
         call = f"paired_ratios({len(one)} blocks, {len(other)} blocks)"
         raise BadArgument(call, "both must have the same number of blocks")
     if any(not seconds > 0 for seconds in (*one, *other)):
-        raise BadArgument(
-            "paired_ratios", "the time of a block is not positive; put more steps in a block"
-        )
+        raise BadArgument("paired_ratios", "a block's time is not positive; put more steps in it")
     single = [a / b for a, b in zip(one, other, strict=True)]
     return tuple(math.sqrt(x * y) for x, y in zip(single[::2], single[1::2], strict=False))
 

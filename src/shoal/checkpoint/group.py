@@ -34,10 +34,7 @@ _ERROR_TYPES: dict[str, type[CheckpointError]] = {
 
 @dataclass(frozen=True)
 class CheckpointGroup:
-    """The ranks of ``group``, or only this process if ``group`` is None.
-
-    ``timeout_seconds`` limits how long this rank waits for the others in one exchange.
-    """
+    """The ranks of ``group`` (None: this process); each exchange ends after ``timeout_seconds``."""
 
     group: ProcessGroup | None = None
     timeout_seconds: float = 600.0
@@ -62,10 +59,7 @@ class CheckpointGroup:
         return value  # type: ignore[return-value]  # without an error there is a value
 
     def gather(self, phase: str, action: Callable[[], T]) -> list[T]:
-        """Like :meth:`run`, but return the results of all ranks, in the order of ranks.
-
-        Results must be JSON values.
-        """
+        """Like :meth:`run`, but return the results (JSON values) of all ranks, in rank order."""
         value, error = _attempt(action)
         return self._gather_results(phase, value, error)
 

@@ -1,7 +1,4 @@
-"""Load a checkpoint: find it, verify all of its bytes, then read its tensors.
-
-If the newest checkpoint of a directory is damaged, the one before it is loaded.
-"""
+"""Load a checkpoint, after verifying all of its bytes; if it is damaged, load the one before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Save a checkpoint: plan, write and fsync the data files, rename them, write the manifest last.
-
-After an error, rank 0 deletes the files of the failed save.
-"""
+"""Save a checkpoint: plan, write and fsync the data files, rename them, write the manifest last."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ class State:
         shared: state that is equal on all workers (model, optimizer). Of a DTensor, each worker
             passes its shard.
         mine: state that belongs to this worker only (residuals, replica, random state).
-        meta: values without tensors (strategy, loader position, versions); only those of rank 0
-            are saved.
+        meta: values without tensors (strategy, loader position); only those of rank 0 are saved.
     """
 
     shared: Nested

@@ -7,8 +7,7 @@ mappings and dataclasses as leaves unless each is registered.
 
 An object of another type can be
 
-* counted if it has ``num_samples`` or ``num_graphs`` (an int, as in PyTorch Geometric) or
-  ``__len__``;
+* counted if it has an int ``num_samples``, ``num_graphs`` (PyTorch Geometric) or ``__len__``;
 * moved if it has ``to(device)``;
 * split if it can be counted and ``batch[start:stop]`` works.
 """
@@ -34,9 +33,7 @@ _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 
 
 def count(batch: Any) -> int:
-    """Return the number of samples in a batch: the first dimension of its first tensor.
-
-    Without tensors it is a number that an object declares, or the length of a list of values.
+    """Return the number of samples of the first tensor (or other countable object) in a batch.
 
     >>> count({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
     8
@@ -95,11 +92,7 @@ def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
 
 
 def cut(batch: Any, rows: int, span: SampleRange) -> Any:
-    """Return the samples ``span`` of a batch of ``rows`` samples.
-
-    Raises:
-        UsageError: the batch cannot be split.
-    """
+    """Return the samples ``span`` of a batch of ``rows``; UsageError if it cannot be split."""
     # A batch that is a list holds columns; but a list of plain values is one column itself.
     flat = isinstance(batch, (list, tuple)) and all(_open(child) is None for child in batch)
     column = flat and next(_counts(batch), None) is None
@@ -114,13 +107,9 @@ def cut(batch: Any, rows: int, span: SampleRange) -> Any:
 
 
 def _inner(node: Any, rows: int, span: SampleRange) -> Any:
-    """Return the samples ``span`` of a part of a batch.
-
-    In it, a list of length ``rows`` is a column with one entry for each sample, unless all of its
-    entries have ``rows`` samples themselves.
-    """
+    """Return the samples ``span`` of a part of a batch, in which a list can be a column."""
     plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
-    if plain and len(node) == rows and set(_counts(node)) != {rows}:
+    if plain and len(node) == rows and set(_counts(node)) != {rows}:  # else it is a list of columns
         return node[span.start : span.stop]
     return _outer(node, rows, span)
 
@@ -202,10 +191,7 @@ def _list_lengths(node: Any) -> Iterator[int]:
 
 
 def _declared_count(node: Any) -> int | None:
-    """Return ``num_samples``, ``num_graphs`` or ``len()`` of a node.
-
-    None if it has none of them. The length of a mapping, list, tuple or text does not count.
-    """
+    """Return ``num_samples``, ``num_graphs`` or, unless it is a plain container, ``len()``."""
     if isinstance(node, (*_SCALARS, type)):
         return None
     for name in ("num_samples", "num_graphs"):

@@ -72,8 +72,8 @@ class Loader:
         self.batch_size = check_int("batch_size", batch_size, least=1)
         if batch_size < share.count:
             raise UsageError(
-                f"batch_size={batch_size} is the size of the global batch, but {share.count} workers"
-                " share it, so some would get nothing; raise batch_size or use fewer workers"
+                f"batch_size={batch_size} is the global batch size, but {share.count} workers share"
+                " it, so some would get nothing; raise batch_size or use fewer workers"
             )
         self._source = source(dataset, BatchSlice(batch_size, share, self.options))
         self._check_length()
@@ -148,11 +148,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Set the cursor to a saved one; number of workers and batch size may have changed.
-
-        Raises:
-            CheckpointMismatch: as :meth:`check` does; the cursor is then not changed.
-        """
+        """Set the cursor to a saved one; number of workers and batch size may have changed."""
         self.check(state)
         self._set_cursor(state["epoch"], state["position"])
 
@@ -173,8 +169,7 @@ class Loader:
         beyond = length != UNKNOWN and position > length
         if epoch < 0 or position < 0 or beyond:
             raise CheckpointMismatch(
-                f"the saved state of the loader is invalid: epoch {epoch}, position {position} of"
-                f" {length} samples"
+                f"the saved loader state is invalid: epoch {epoch}, position {position} of {length}"
             )
 
     def _set_cursor(self, epoch: int, position: int) -> None:

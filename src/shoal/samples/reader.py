@@ -49,10 +49,7 @@ class IndexedSamples(Dataset[Any]):
         self._dataset, self._seed = dataset, seed
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the samples of a batch.
-
-        Without a seed, the dataset's own ``__getitems__`` is used if it has one.
-        """
+        """Return the samples; without a seed, use the dataset's ``__getitems__`` if it has one."""
         return SampleList(self._read(indices), indices)
 
     def _read(self, indices: list[int]) -> list[Any]:
@@ -66,8 +63,7 @@ class IndexedSamples(Dataset[Any]):
             return list(read_many(indices))
         except Exception as error:
             self._one_by_one(indices)  # if a single sample fails, this error names it
-            name = type(self._dataset).__name__
-            raise UsageError(f"{name}.__getitems__({indices}) raised {error!r}") from error
+            raise UsageError(f"__getitems__({indices}) raised {error!r}") from error
 
     def _one_by_one(self, indices: list[int]) -> list[Any]:
         samples: list[Any] = []
@@ -98,10 +94,7 @@ class SampleReader(IterableDataset[Any]):
         self._states: randomness.GeneratorStates | None = None
 
     def __iter__(self) -> Iterator[tuple[list[Any], int]]:
-        """Yield (samples, size of the global batch) for each global batch.
-
-        The samples are this worker's part, or one sample of the batch if its part is empty.
-        """
+        """Yield (this worker's samples, or one sample if it has none; size of the global batch)."""
         size, drops = self._plan.batch_size, self._plan.options.drop_last
         with self._own_generators():
             samples = iter(self._stream)
@@ -167,10 +160,7 @@ class NamedCollate:
 
 
 def _difference(samples: Sequence[Any], indices: Sequence[int]) -> str:
-    """Return a text about the first sample whose structure is not that of the batch's first.
-
-    If there is none, the text lists all samples and their structure.
-    """
+    """Return a text that names the first sample whose structure differs from the first one's."""
     layouts = [_layout(sample) for sample in samples]
     for index, layout in zip(indices, layouts, strict=True):
         if layout != layouts[0]:

@@ -140,8 +140,5 @@ def _set_epoch(dataset: Any, epoch: int) -> None:
 
 
 def _part_of(batch: Any, ids: Sequence[int], plan: BatchSlice) -> Any:
-    """Return the batch. If this worker's part is empty, return it without its one sample.
-
-    A worker with ``stands_in`` keeps that sample.
-    """
+    """Return the batch; without its one sample if ``ids`` is empty, unless ``stands_in``."""
     return batch if ids or plan.share.stands_in else empty_batch(batch)

@@ -83,10 +83,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
 
 
 def options_of(rank: int, options: LaunchOptions, temporary: str) -> LaunchOptions:
-    """Return the options of one host, each with a directory of its own below ``--dir``.
-
-    Without ``--dir``, host 0 uses the default, and the others use directories below ``temporary``.
-    """
+    """Return one host's options: its directory is below ``--dir``, else (not rank 0) temporary."""
     if options.directory is None:
         return options if rank == 0 else replace(options, directory=Path(temporary, f"host{rank}"))
     return replace(options, directory=Path(options.directory, f"host{rank}"))

@@ -1,7 +1,5 @@
 """Make a testbed, change its rate, run programs on its hosts, remove it.
 
-A testbed is made in three steps:
-
 1. Check that the machine has what a testbed needs.
 2. Write the record; then start a guard process, which removes everything if this process dies.
 3. Run the commands of the plan one by one; if one fails, remove what the others made.
@@ -115,10 +113,7 @@ class Testbed:
     def start(
         self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
     ) -> list[subprocess.Popen[str]]:
-        """Start ``python *words`` on every host as one rank, with torchrun's variables.
-
-        Returns the running processes, in the order of ranks. ``env`` is added to the environment.
-        """
+        """Start ``python *words`` on every host with torchrun's variables; return the processes."""
         return [
             subprocess.Popen(
                 inside(host, (sys.executable, *words)),

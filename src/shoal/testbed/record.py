@@ -57,10 +57,7 @@ class TestbedRecord:
 
 
 def identity(pid: int) -> str:
-    """Return a text of pid and start time, which no later process with the same pid has.
-
-    The text is empty if there is no such process.
-    """
+    """Return pid and start time as text, which is unique; "" if there is no such process."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return f"{pid} {fields[19]}"

@@ -48,7 +48,7 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
 
 
 def _steps(timeline: Timeline) -> list[Span]:
-    """Return a span for each step of each worker, so that the trace shows where it begins and ends."""
+    """Return one span for each step of each worker, which shows the bounds of the step."""
     steps = sorted(windows(timeline.spans).items(), key=lambda item: item[1])
     return [
         Span(worker, "step", f"step {step}", start, end - start, 0, step)

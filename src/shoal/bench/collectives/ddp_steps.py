@@ -56,10 +56,7 @@ def _row(case: str, seconds: Sequence[float], ratio: Estimate) -> Result:
 
 
 def time_steps(name: str, blocks: int) -> list[list[float]]:
-    """Return the seconds of a step on shoal, on gloo, and on a second gloo group, block by block.
-
-    Both workers must call this together.
-    """
+    """Return the seconds of a step on shoal, on gloo and on a second gloo group, by block."""
     from shoal.wire.shm import register
 
     keep_memory()

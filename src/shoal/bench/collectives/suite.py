@@ -92,8 +92,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     first, *rest = (int(end[1]) * _UNITS[end[2].upper()] for end in ends if end)
     last = rest[0] if rest else first
     if not 64 <= first <= last:
-        why = "the first size must be at least 64B and not larger than the second"
-        raise BadArgument(f"--sizes {text}", why)
+        raise BadArgument(f"--sizes {text}", "the first size must be >= 64B and <= the second")
     sizes = [first]
     while sizes[-1] * 4 <= last:
         sizes.append(sizes[-1] * 4)

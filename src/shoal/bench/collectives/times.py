@@ -25,10 +25,7 @@ _BLOCK_NBYTES, _CALLS = 16 << 20, 20  # limits of bytes and of calls in a block
 def time_blocks(
     nbytes: int, blocks: int, prepare_mpi: PrepareMpi | None = None
 ) -> list[dict[str, list[float]]]:
-    """Return, for each collective, the seconds of each contender in this worker.
-
-    All workers must call this together.
-    """
+    """Join the group; return, for each collective, the seconds of each contender in this worker."""
     import torch.distributed as dist
 
     from shoal.wire.shm import register

@@ -30,15 +30,11 @@ Description = dict[str, Any]
 
 
 def check_savable(tensors: Mapping[str, Tensor], *, allow_sharded: bool) -> None:
-    """Raise a BadArgument that names the first tensor that cannot be saved.
-
-    DTensors can be saved only with ``allow_sharded``.
-    """
+    """Raise a BadArgument for a tensor that cannot be saved; DTensors need ``allow_sharded``."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             if not allow_sharded:
-                why = "it is a DTensor, which belongs to several workers; put it in shared"
-                raise BadArgument(name, why)
+                raise BadArgument(name, "a DTensor belongs to several workers; put it in shared")
             if any(placement.is_partial() for placement in tensor.placements):
                 raise BadArgument(name, "a partial sum cannot be saved; redistribute it first")
         if (reason := why_unsavable(_local(tensor))) is not None:

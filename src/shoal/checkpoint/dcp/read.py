@@ -55,16 +55,15 @@ def check_into(into: Nested, manifest: Manifest, checkpoint_text: str) -> None:
 def fill(path: Path, manifest: Manifest, tree: Any, into: Nested | None) -> Any:
     """Return the state that ``tree`` describes, with its tensors read from the checkpoint.
 
-    They are read into the tensors of ``into`` (in place), else into new ones. New tensors of names
-    that were tied when saved are one tensor.
+    The tensors of ``into`` are filled in place. Others are new; saved tied names share a new one.
     """
     names: dict[str, None] = {}
     unflatten(tree, lambda name: names.setdefault(name))
-    given = {} if into is None else flatten(into, "shared")[1]
+    into_tensors = {} if into is None else flatten(into, "shared")[1]
     targets: dict[str, Tensor] = {}
     for name in names:
         saved_name = manifest.alias.get(name, name)
-        target = given.get(name)
+        target = into_tensors.get(name)
         if target is not None and (isinstance(target, DTensor) or not target.is_meta):
             targets[name] = target
         elif saved_name not in targets:

@@ -35,8 +35,9 @@ class StateWriter:
         self.mine, mine_tensors = flatten(state.mine, f"rank{rank}")
         self.meta, meta_tensors = flatten(state.meta, "meta")
         if meta_tensors:
-            why = "a tensor cannot be in meta; put it in shared or mine"
-            raise BadArgument(next(iter(meta_tensors)), why)
+            raise BadArgument(
+                next(iter(meta_tensors)), "put tensors in shared or mine, not in meta"
+            )
         check_savable(shared_tensors, allow_sharded=True)
         check_savable(mine_tensors, allow_sharded=False)
         self._tensors = [shared_tensors, mine_tensors]

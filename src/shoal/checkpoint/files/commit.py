@@ -97,10 +97,7 @@ def commit(save: PendingSave, manifest: Manifest) -> None:
 
 
 def prune(save: PendingSave, keep: int) -> None:
-    """Delete the oldest checkpoints until ``keep`` valid ones are left; never the one just saved.
-
-    If the step was saved before, also delete the data files of that earlier save.
-    """
+    """Delete the oldest checkpoints beyond ``keep``, and data of earlier saves of this step."""
     _delete(save.path, lambda name: _is_checkpoint_file(name) and save.token not in name)
     others = [path for path in steps(save.root) if path != save.path and _is_valid(path)]
     for path in others[max(keep - 1, 0) :]:

@@ -5,8 +5,7 @@ flipped bit in the file is detected.
 
 A CRC-32 detects accidents, not attacks: a forged manifest can have a correct CRC-32. So before any
 tensor is allocated or read, :func:`check` ensures that file names do not lead out of the directory,
-that chunks cover their file and their tensor without gap or overlap, and that the number of bytes
-of each chunk agrees with its shape.
+that chunks cover their file and tensor without gap or overlap, and that their sizes are right.
 """
 
 from __future__ import annotations
@@ -117,8 +116,7 @@ def _build(body: dict[str, Any]) -> Manifest:
     if body["format"] != FORMAT:
         raise ValueError(f"its format is {body['format']!r}, not {FORMAT!r}")
     if body["version"] != VERSION:
-        version = body["version"]
-        raise ValueError(f"its version is {version!r}, but this Shoal reads version {VERSION}")
+        raise ValueError(f"its version is {body['version']!r}; this Shoal reads {VERSION}")
     return Manifest(
         step=_natural(body["step"]),
         size=_natural(body["size"]),
@@ -173,8 +171,8 @@ def check(manifest: Manifest) -> None:
     Raises:
         ValueError: the message names the error, and the tensor if it concerns one.
     """
-    saved = f"{manifest.size} workers saved it, but it has the state of {len(manifest.ranks)}"
-    _require(manifest.size == len(manifest.ranks) >= 1, saved)
+    ranks = len(manifest.ranks)
+    _require(manifest.size == ranks >= 1, f"size is {manifest.size}, but it has {ranks} ranks")
     for file in manifest.files:
         _require(DATA_FILE.fullmatch(file) is not None, f"{file!r} cannot be a data file")
     for name, entry in manifest.tensors.items():
@@ -204,8 +202,7 @@ def _check_chunk(chunk: Chunk, entry: TensorEntry) -> None:
     for offset, size, length in zip(chunk.offsets, chunk.sizes, entry.shape, strict=True):
         _require(offset + size <= length, f"a chunk is outside of shape {entry.shape}")
     nbytes = math.prod(chunk.sizes) * DTYPES[entry.dtype].itemsize
-    why = f"a chunk has {chunk.nbytes} bytes, but its sizes need {nbytes}"
-    _require(chunk.nbytes == nbytes, why)
+    _require(chunk.nbytes == nbytes, f"a chunk has {chunk.nbytes} bytes, but needs {nbytes}")
     _require(is_dense(chunk.sizes, chunk.stride), "the strides of a chunk leave gaps")
 
 
@@ -243,8 +240,7 @@ def _check_files(manifest: Manifest) -> None:
         _require(chunk.at == ends[chunk.file], why)
         ends[chunk.file] += chunk.nbytes
     for file, nbytes in manifest.files.items():
-        why = f"{file} has {nbytes} bytes, but its tensors have {ends[file]}"
-        _require(ends[file] == nbytes, why)
+        _require(ends[file] == nbytes, f"{file} has {nbytes} bytes, its tensors {ends[file]}")
 
 
 def _check_names(manifest: Manifest) -> None:
