@@ -193,7 +193,7 @@ def test_a_checkpoint_is_restored_from_where_there_is_one(tmp_path: Path) -> Non
         run.save()
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(CheckpointError, match="is a file: name a directory"):
+    with pytest.raises(CheckpointError, match="is a file; pass a directory"):
         run.save(file)
 
 

@@ -207,5 +207,5 @@ def test_mpi_takes_its_turns_in_the_same_processes() -> None:
     found = measure(2, 4096, 2, mpi=True)
     assert list(found) == [c.name for c in COLLECTIVES]
     assert all(len(taken[MPI]) == 2 for taken in found.values())
-    with pytest.raises(FaultError, match=r"mpirun -n 1 ended with 1: .*no such size"):
+    with pytest.raises(FaultError, match=r"mpirun -n 1 ended with exit code 1: .*no such size"):
         mpi_peer._mpirun(1, "raise SystemExit('no such size')", seconds=60)

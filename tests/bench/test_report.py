@@ -143,7 +143,7 @@ def test_a_bar_prints_as_what_it_was_parsed_from(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "1.02", "= 1", "<= ", "<= one", "<= nan", "<= 1 2", None])
 def test_what_is_no_bar_is_refused(text: Any) -> None:
-    with pytest.raises(BadArgument, match="a threshold is one of"):
+    with pytest.raises(BadArgument, match="a threshold must be one of"):
         Threshold.parse(text)
 
 

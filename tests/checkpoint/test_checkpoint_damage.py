@@ -147,14 +147,14 @@ def test_a_manifest_newer_than_its_shards_is_noticed(
 ) -> None:
     newer = save(root.parent / "other", small(20), step=20)
     shutil.copy(newer / "manifest.json", last(root) / "manifest.json")
-    assert f"{data(newer).name}: missing" in falls_back(root, caplog)
+    assert f"{data(newer).name} is missing" in falls_back(root, caplog)
 
 
 def test_a_manifest_of_another_step_is_noticed(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     forge(last(root), lambda body: body.update(step=30))
-    assert "of step 30, but in the directory of step 20" in falls_back(root, caplog)
+    assert "belongs to step 30, but is in the directory of step 20" in falls_back(root, caplog)
 
 
 def _first_chunk(body: dict[str, Any]) -> dict[str, Any]:
@@ -179,38 +179,38 @@ def _overlap_boxes(body: dict[str, Any]) -> None:
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "version": (lambda b: b.update(version=2), "version 2, but this Shoal reads version 1"),
-    "format": (lambda b: b.update(format="other"), "format 'other'"),
-    "lacks": (lambda b: b.pop("tensors"), "lacks 'tensors'"),
-    "path up": (_rename_file("../../etc/passwd"), "cannot name a data file"),
-    "path absolute": (_rename_file("/etc/passwd"), "cannot name a data file"),
-    "path nul": (_rename_file("rank-00000-0123456789abcdef.bin\0"), "cannot name a data file"),
+    "version": (lambda b: b.update(version=2), "version is 2; this Shoal reads 1"),
+    "format": (lambda b: b.update(format="other"), "format is 'other'"),
+    "lacks": (lambda b: b.pop("tensors"), "has no key 'tensors'"),
+    "path up": (_rename_file("../../etc/passwd"), "cannot be a data file"),
+    "path absolute": (_rename_file("/etc/passwd"), "cannot be a data file"),
+    "path nul": (_rename_file("rank-00000-0123456789abcdef.bin\0"), "cannot be a data file"),
     "size 2^63": (lambda b: _first_chunk(b).update(nbytes=1 << 63), "is not a size"),
     "offset 2^63": (lambda b: _first_chunk(b).update(at=1 << 63), "is not a size"),
     "offset -1": (lambda b: _first_chunk(b).update(at=-1), "is not a size"),
     "offset 0.5": (lambda b: _first_chunk(b).update(at=0.5), "is not a size"),
     "offset true": (lambda b: _first_chunk(b).update(at=True), "is not a size"),
-    "overlap": (lambda b: _first_chunk(b).update(at=0), "overlap or gap"),
+    "overlap": (lambda b: _first_chunk(b).update(at=0), "a gap or an overlap"),
     "boxes": (_overlap_boxes, "chunks overlap"),
-    "gap": (lambda b: _first_chunk(b).update(at=25), "overlap or gap"),
+    "gap": (lambda b: _first_chunk(b).update(at=25), "a gap or an overlap"),
     "nbytes": (lambda b: _first_chunk(b).update(nbytes=8), "a chunk has 8 bytes"),
-    "stride": (lambda b: _first_chunk(b).update(stride=[1 << 40]), "strides leave gaps"),
+    "stride": (lambda b: _first_chunk(b).update(stride=[1 << 40]), "leave gaps"),
     "dims": (lambda b: _first_chunk(b).update(sizes=[2, 2]), "dimensions"),
     "outside": (lambda b: _first_chunk(b).update(offsets=[1]), "outside of shape"),
     "not whole": (lambda b: b["tensors"]["shared/model/b"].update(shape=[5]), "do not fill"),
     "no chunks": (lambda b: b["tensors"]["shared/model/b"].update(chunks=[]), "do not fill"),
     "huge": (lambda b: b["tensors"]["shared/model/b"].update(shape=[1 << 61] * 9), "too large"),
     "dtype": (lambda b: b["tensors"]["shared/model/b"].update(dtype="object"), "unknown dtype"),
-    "chunk type": (lambda b: b["tensors"]["shared/model/b"].update(chunks=[3]), "malformed"),
-    "tensors type": (lambda b: b.update(tensors=[]), "malformed"),
-    "workers": (lambda b: b.update(size=2), "number of workers"),
+    "chunk type": (lambda b: b["tensors"]["shared/model/b"].update(chunks=[3]), "wrong type"),
+    "tensors type": (lambda b: b.update(tensors=[]), "wrong type"),
+    "workers": (lambda b: b.update(size=2), "size is 2, but it has"),
     "alias": (lambda b: b["alias"].update(x="absent"), "tied to absent"),
     "tied twice": (
         lambda b: b["alias"].update({"rank0/residual": "rank0/residual"}),
         "saved and tied",
     ),
     "no tensor": (lambda b: b["shared"].update(x={"$tensor": "y"}), "'y' is absent"),
-    "form": (lambda b: b["shared"].update(x={"$python": "os.system"}), "unknown form"),
+    "form": (lambda b: b["shared"].update(x={"$python": "os.system"}), "an invalid object"),
     "key": (lambda b: b["shared"].update(x={"$dict": [[[], 1]]}), "not a scalar"),
     "part": (lambda b: b.update(meta=[1]), "not a dict"),
     "nan": (lambda b: b["meta"].update(x=float("nan")), "NaN is not a finite number"),
@@ -276,7 +276,7 @@ def test_a_link_out_of_the_directory_is_not_followed(
     outside = root.parent / "outside"
     target.rename(outside)
     target.symlink_to(outside)
-    assert f"{target.name}: is a symlink" in falls_back(root, caplog)
+    assert f"{target.name}: it is a symlink" in falls_back(root, caplog)
 
 
 def test_a_pipe_or_directory_in_place_of_a_file_does_not_block(
@@ -338,7 +338,7 @@ def test_when_all_are_damaged_every_reason_is_given(root: Path) -> None:
 
 def test_a_checkpoint_of_another_model_is_refused_without_falling_back(root: Path) -> None:
     save(root, State({"model": {"w": torch.zeros(9)}}), step=30)
-    with pytest.raises(CheckpointMismatch, match=r"model/w: shape \(3, 2\) in the model, \(9,\)"):
+    with pytest.raises(CheckpointMismatch, match=r"w has shape \(3, 2\) in the model, but \(9"):
         load(root, rank=0, size=1, into={"model": {"w": torch.zeros(3, 2)}})
 
 

@@ -195,9 +195,9 @@ DIFFERENCES = {
     "name": "shared/w0 is float32[3, 4] on rank 0, absent on 1",
     "shape": "shared/w is float32[2] on rank 0, float32[3] on 1",
     "dtype": "shared/w is float32[2] on rank 0, float64[2] on 1",
-    "scalar": "a number, string or key on rank 1 is not that of rank 0",
+    "scalar": "a number, string or key on rank 1 is not equal to that of rank 0",
     "unsavable": "shared/w: a set cannot be saved",
-    "mine": "a DTensor belongs to several workers: put it in shared",
+    "mine": "a DTensor belongs to several workers; put it in shared",
 }
 
 
@@ -266,4 +266,4 @@ def _leave(root: str) -> str:
 
 def test_a_worker_that_leaves_ends_the_save_of_the_others(tmp_path: Path) -> None:
     first, _ = run_workers(2, _leave, str(tmp_path))
-    assert first.startswith("rank 0 of 2 lost the others in phase 'flatten' of a checkpoint")
+    assert first.startswith("rank 0 of 2 lost the other ranks in phase 'flatten' of a checkpoint")

@@ -83,9 +83,9 @@ def fewer_trained() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (wider, r"3\.weight: shape \(9, 10\)"),
-        (renamed, r"0\.0\.weight: the model has it"),
-        (single, r"0\.weight: torch\.float32"),
+        (wider, r"3\.weight has shape \(9, 10\)"),
+        (renamed, r"0\.0\.weight is in the model"),
+        (single, r"0\.weight is torch\.float32"),
         (other_optimizer, "optimizer is Adam, this one is SGD"),
         (two_groups, "1 parameter groups, this one 6"),
         (fewer_trained, r"5\.bias is in group 0 of the checkpoint's optimizer"),

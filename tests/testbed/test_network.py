@@ -16,7 +16,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.testbed import Testbed, down, find, limit, plan, records, up
 from shoal.testbed import network as made
-from shoal.testbed.removal import NAMES
+from shoal.testbed.removal import NETNS
 
 
 def lacking() -> str:
@@ -43,7 +43,7 @@ def namespaces() -> set[str]:
 
 def mine() -> set[str]:
     """Everything of this test's testbed that there is, anywhere."""
-    files = {p.name for p in NAMES.glob(f"shoal-{NAME}-*")} if NAMES.exists() else set()
+    files = {p.name for p in NETNS.glob(f"shoal-{NAME}-*")} if NETNS.exists() else set()
     return {n for n in namespaces() if n.startswith(f"shoal-{NAME}-")} | files
 
 
@@ -134,7 +134,7 @@ def test_an_owner_that_is_killed_leaves_nothing_behind() -> None:
 def test_up_stays_until_down_and_twice_is_an_error() -> None:
     wanted = plan(2, "1gbit", NAME)
     assert up(wanted).owner == ""
-    with pytest.raises(UsageError, match=r"up already .2 hosts at 1gbit"):
+    with pytest.raises(UsageError, match=r"exists already .2 hosts at 1gbit"):
         up(wanted)
     assert wanted.name in [record.plan.name for record in records()]
     assert len(mine()) == 3

@@ -63,7 +63,7 @@ def test_without_root_one_error_says_what_is_needed(
     assert main(["testbed", "up"]) == 2
     told = capsys.readouterr().err
     assert len(told.splitlines()) == 1
-    assert "root (you are user 1000): run it with sudo" in told
+    assert "root (you are user 1000; run it with sudo)" in told
 
 
 def test_without_the_tools_their_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_times_that_make_no_sense_are_refused(start: float, seconds: float) -> N
     ["", "{}", "not json", '{"format": "other", "spans": 0, "meta": {}}', "[1]", "null", '"text"'],
 )
 def test_text_that_is_no_timeline_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no header"):
+    with pytest.raises(UsageError, match="no valid header"):
         Timeline.from_json(text)
 
 

@@ -1,8 +1,8 @@
-"""Benchmarks: one form of report, one way to measure, and the suites.
+"""Benchmarks: the suites that ``shoal bench`` runs, how they measure, and their report.
 
-A new suite is one file and one line of ``SUITES``; it then shows in ``shoal bench --list``. The
-project's acceptance benchmarks are not part of the package: they are in the folder ``benchmarks``
-of a source checkout, and ``shoal bench`` runs them from there.
+To add a suite, write a module with a :class:`Suite` and add it to ``SUITES``; then ``shoal bench
+--list`` shows it. The acceptance benchmarks of the project are not part of the package: they are in
+the folder ``benchmarks`` of a source checkout, and ``shoal bench`` runs them from there.
 """
 
 from __future__ import annotations

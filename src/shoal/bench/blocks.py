@@ -1,10 +1,10 @@
-"""Time contenders side by side, in the same worker processes, block by block.
+"""Time contenders in the same worker processes, block by block.
 
-All contenders live in every worker process, so that what differs between processes (core, noisy
-neighbours) affects all alike. The memory addresses of a contender's tensors are random, and change
+Every worker process runs all contenders, so that differences between processes (core, other load)
+affect all contenders alike. The memory addresses of a contender's tensors are random, and change
 the time of a step by 2 %. So a measurement has a few rounds, each with new workers that build the
-contenders in another order. A block times a step or a few of each contender, one after the other,
-each behind a barrier, in the orders of ``statistics``.
+contenders in another order. In a block, each contender in turn runs one or a few steps, which are
+timed; a barrier comes before each contender. ``statistics`` defines the order of the turns.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shoal.bench.contenders import prepare
 from shoal.bench.statistics import ORDERS, Timings, slowest, turns
 from shoal.testing.processes import run_workers
 
-_WARM_UP_STEPS = 4  # DDP rebuilds its buckets in the second, allocators settle in the third
+_WARM_UP_STEPS = 4  # DDP rebuilds its buckets in the second; allocators still grow in the third
 _REPORT_SECONDS = 0.2
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class TimingPlan:
     """What to time; every worker receives all of it.
 
     Attributes:
-        workload: name of the model and its data.
+        workload: name of the model and its data, a key of ``WORKLOADS``.
         subject: name of the contender that is measured.
-        peer: name of the one it is compared with; runs twice, the second time as the control.
-        workers: number of processes; a single one is timed in CPU seconds.
-        blocks: how often each contender is timed.
-        steps: training steps in one timing.
-        rounds: how often new workers are started; each times a multiple of six blocks.
-        seed: of data and initial parameters.
+        peer: name of the contender to compare with; a second instance of it is the control.
+        workers: number of processes; with 1, CPU time is measured instead of wall time.
+        blocks: how often each contender is timed, in all rounds together.
+        steps: number of training steps in one timing.
+        rounds: how often new workers are started; if several, each has a multiple of six blocks.
+        seed: seed of the data and of the initial parameters.
     """
 
     workload: str
@@ -54,11 +54,11 @@ class TimingPlan:
 
 
 def measure(plan: TimingPlan, progress: Callable[[int, int], None]) -> Timings:
-    """Return seconds per step of each contender in each block, those of the slowest worker."""
+    """Return the seconds per step of each contender in each block, on the slowest worker."""
     timings = Timings([], [], [])
-    blocks = -(-plan.blocks // plan.rounds)  # of a round
+    blocks = -(-plan.blocks // plan.rounds)  # in one round
     if plan.rounds > 1:
-        blocks += -blocks % len(ORDERS)  # each round ends with the last of the orders
+        blocks += -blocks % len(ORDERS)  # so that each order occurs equally often
     for round in range(plan.rounds):
 
         def report(done: int, before: int = round * blocks) -> None:
@@ -73,9 +73,10 @@ def measure(plan: TimingPlan, progress: Callable[[int, int], None]) -> Timings:
 
 
 def time_blocks(plan: TimingPlan, pipe: Connection, round: int = 0) -> list[list[float]]:
-    """Build every contender in this worker, warm up, and time them in turns.
+    """Return the seconds per step of subject, peer and twin in this worker, block by block.
 
-    ``pipe`` receives the number of blocks done. ``round`` decides the order of building.
+    All workers must call this. Rank 0 sends the number of blocks done to ``pipe``. ``round``
+    determines in which order the contenders are built.
     """
     keep_memory()
     names = (plan.subject, plan.peer, plan.peer)
@@ -85,7 +86,7 @@ def time_blocks(plan: TimingPlan, pipe: Connection, round: int = 0) -> list[list
     for step in steps * _WARM_UP_STEPS:
         step()
     gc.collect()
-    # One worker never waits, so its cost is its CPU time, which other processes disturb least.
+    # A single worker waits for nobody. Its CPU time depends less on other processes than wall time.
     clock = time.perf_counter if plan.workers > 1 else time.process_time
     last = time.monotonic()
     seconds: list[list[float]] = [[] for _ in steps]
@@ -96,9 +97,9 @@ def time_blocks(plan: TimingPlan, pipe: Connection, round: int = 0) -> list[list
             for _ in range(plan.steps):
                 steps[which]()
             seconds[which].append((clock() - begin) / plan.steps)
-        if leads and time.monotonic() - last > _REPORT_SECONDS:  # seldom enough to cost nothing
+        if leads and time.monotonic() - last > _REPORT_SECONDS:  # seldom, so that it costs no time
             last = time.monotonic()
-            with suppress(OSError):  # the pipe is closed: timing goes on without progress
+            with suppress(OSError):  # if the pipe is closed, go on without showing progress
                 pipe.send_bytes((block + 1).to_bytes(4, "little"))
     return seconds
 
@@ -106,9 +107,10 @@ def time_blocks(plan: TimingPlan, pipe: Connection, round: int = 0) -> list[list
 def time_in_turns(
     calls: Mapping[str, Callable[[], object]], repeats: int, blocks: int
 ) -> dict[str, list[float]]:
-    """Return, in a worker, the seconds per call of each contender in each block.
+    """Return the seconds per call of each contender in this worker, block by block.
 
-    Two more blocks warm up first: connections, buffers, a choice of route.
+    All workers of the default group must call this. Two additional blocks come first and are not
+    returned: in them connections and buffers are made, and routes are chosen.
     """
     import torch.distributed as dist
 
@@ -125,20 +127,20 @@ def time_in_turns(
 
 
 def keep_memory() -> None:
-    """Tell glibc to return no memory to the system while contenders share a process.
+    """Tell glibc to return no memory to the system while several contenders share a process.
 
-    Otherwise the contender that runs after a large free pays the page faults of all: the CPU time
-    of one and the same loop rose from 27 to 40 ms, depending on what had run before it.
+    Otherwise the contender that runs after a large free has more page faults than the others: the
+    CPU time of the same loop rose from 27 to 40 ms, depending on what had run before it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_MMAP_THRESHOLD, 2**25)  # the largest that glibc takes
+        mallopt(_MMAP_THRESHOLD, 2**25)  # the largest value that glibc accepts
 
 
 @contextmanager
 def _progress_pipe(report: Callable[[int], None]) -> Iterator[Connection]:
-    """Open a pipe for the workers; ``report`` is called with each count that arrives."""
+    """Yield the sending end of a pipe; call ``report`` with each number that workers send."""
     receiver, sender = mp.get_context("forkserver").Pipe(duplex=False)
 
     def listen() -> None:
@@ -151,6 +153,6 @@ def _progress_pipe(report: Callable[[int], None]) -> Iterator[Connection]:
     try:
         yield sender
     finally:
-        sender.close()  # workers are gone, so this was the last end: the listener reads its EOF
+        sender.close()  # the workers have ended, so this was the last sender: listen() gets an EOF
         listener.join(5)
         receiver.close()

@@ -1,7 +1,7 @@
-"""What is timed in a benchmark: contenders that train the same model on the same data.
+"""The contenders of a benchmark, which train the same model on the same data.
 
-A contender is a function from a :class:`TrainingTask` to its training step. A workload is a model
-and a function from a generator to one batch. Both have names, which are what workers receive.
+A contender is a function that takes a :class:`TrainingTask` and returns a training step. A workload
+is a model with a function that returns one random batch. Workers get the names of both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """A contender's own copy of the model, its optimizer and batches; equal for all contenders."""
+    """The model, optimizer and batches of one contender; all contenders get equal copies."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -63,7 +63,7 @@ def _tokens(random: Generator) -> Batch:
     return text[:, :-1], text[:, 1:]
 
 
-# Sized so that a step takes some tens of milliseconds on one core, as small real models do.
+# Their sizes are such that a step takes some tens of milliseconds on one core.
 WORKLOADS = {
     "mlp": Workload(lambda: mlp(256, 10, width=1024, layers=7), _vectors),  # 5.5 M parameters
     "resnet": Workload(lambda: resnet(width=32, depth=2), _images),
@@ -74,10 +74,10 @@ WORKLOADS = {
 
 def _ddp(task: TrainingTask, *, broadcast_buffers: bool = True) -> Step:
     with warnings.catch_warnings():
-        # torch is renaming broadcast_buffers; the versions we allow do not all know the new name
+        # torch is renaming broadcast_buffers; not all supported versions have the new name
         warnings.simplefilter("ignore", FutureWarning)
-        # Its default buckets, the first of 1 MB and the others of 25, are Shoal's too. An explicit
-        # bucket_cap_mb=25 would drop the small first bucket, and with it some of DDP's overlap.
+        # By default DDP has a first bucket of 1 MB and others of 25 MB, as Shoal has. An explicit
+        # bucket_cap_mb=25 would make the first one larger, and DDP would overlap less.
         wrapped = DistributedDataParallel(
             task.model, gradient_as_bucket_view=True, broadcast_buffers=broadcast_buffers
         )
@@ -91,8 +91,8 @@ def _loop(task: TrainingTask, forward: nn.Module) -> Step:
         x, y = next(feed)
         loss(forward(x), y).backward()  # type: ignore[no-untyped-call]
         task.optimizer.step()
-        # At the end, as run.step does. Contenders take turns in one process: if they freed their
-        # gradients at different moments, the timings would differ by 2 %.
+        # At the end of the step, as in run.step: contenders share a process, and if they freed
+        # their gradients at different moments, the timings would differ by 2 %.
         task.optimizer.zero_grad()
 
     return step
@@ -103,7 +103,7 @@ def _shoal(task: TrainingTask, *, timeline: bool = True) -> Step:
 
     feed = cycle(task.batches)
     several = dist.is_initialized() and dist.get_world_size() > 1
-    # A single worker has no peers, so any strategy but the default one is refused.
+    # With a single worker, shoal.distribute allows only the default strategy.
     strategy = STRATEGY if several else None
     run = shoal.distribute(
         task.model, task.optimizer, loss=loss, strategy=strategy, timeline=timeline
@@ -115,7 +115,7 @@ CONTENDERS: dict[str, Callable[[TrainingTask], Step]] = {
     "bare": lambda task: _loop(task, task.model),
     "ddp": _ddp,
     "ddp, local buffers": lambda task: _ddp(task, broadcast_buffers=False),
-    "shoal": _shoal,  # as users have it by default, with the timeline on
+    "shoal": _shoal,  # the default, which records a timeline
     "shoal, no timeline": lambda task: _shoal(task, timeline=False),
 }
 
@@ -123,7 +123,7 @@ CONTENDERS: dict[str, Callable[[TrainingTask], Step]] = {
 def prepare(
     workload: str, contenders: tuple[str, ...], seed: int
 ) -> tuple[list[Step], Callable[[], object], bool]:
-    """Return, in a worker: each contender's step, a barrier, and whether this is rank 0."""
+    """Join the group; return each contender's step, a barrier, and whether this is rank 0."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if workers > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")

@@ -1,12 +1,12 @@
-"""Suite ``overhead``: what the framework itself costs.
+"""Suite ``overhead``: the time that the framework itself takes.
 
-* A step of Shoal against one of torch DDP on gloo: same model, data and buckets, 2 workers.
-* On one worker, against a bare PyTorch loop, in CPU time.
-* With the timeline's recorder on, against off.
-* ``import shoal`` after ``import torch``.
+* A step of Shoal against a step of torch DDP on gloo: same model, data and buckets, 2 workers.
+* The CPU time of a step of Shoal against that of a plain PyTorch loop, on one worker.
+* A step of Shoal with a timeline against a step without.
+* The time of ``import shoal`` after ``import torch``.
 
-The first three are timed in interleaved blocks with an A/A control (see ``blocks`` and
-``statistics``): the peer runs twice, as two contenders, and what differs between them is noise.
+The first three are timed in blocks with an A/A control (see ``blocks`` and ``statistics``): two
+instances of the peer are timed, and the difference between them is noise.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ MODELS = ("mlp", "resnet", "gpt")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One contender against another, and the threshold of the ratio of their times."""
+    """Two contenders to compare, and the threshold of the ratio of their times."""
 
     subject: str  # the contender that must meet the threshold
     peer: str
     metric: str  # what is timed, for the report
     label: str  # the peer's name in the report, with the settings that matter
-    threshold: str | None  # of the ratio; None if it is only reported
+    threshold: str | None  # of the ratio; None if there is no limit
     workers: int = 2
 
 
 _DDP = "DDP(gradient_as_bucket_view=True"
 STEP = Comparison("shoal", "ddp", "step time", f"{_DDP})", "<= 1.02")
-# DDP broadcasts BatchNorm's buffers before every forward, so it is also timed without that.
+# DDP broadcasts the buffers of BatchNorm before every forward; this compares without broadcasts.
 BUFFERS = Comparison(
     "shoal", "ddp, local buffers", "step time", f"{_DDP}, broadcast_buffers=False)", None
 )
@@ -52,7 +52,7 @@ TIMELINE = Comparison(
 
 
 def comparisons(quick: bool) -> Iterator[tuple[Comparison, str]]:
-    """Yield each comparison with the model that it is made on."""
+    """Yield each comparison with the name of its model."""
     yield from ((STEP, model) for model in MODELS)
     yield from ((CPU, model) for model in (MODELS[:1] if quick else MODELS))
     if not quick:
@@ -71,14 +71,14 @@ SUITE = Suite("overhead", "what the framework costs over DDP, a bare loop and im
 
 
 def measure_on(model: str, comparison: Comparison, settings: BenchSettings) -> Iterator[Result]:
-    """Time a comparison on a model, and yield its rows."""
+    """Time both contenders of a comparison on a model, and yield the results."""
     case = f"{model}, {comparison.workers} worker{'s'[: comparison.workers - 1]}"
     plan = TimingPlan(
         model,
         comparison.subject,
         comparison.peer,
         comparison.workers,
-        # Many short blocks: a disturbance of the machine then falls on few of them.
+        # Many short blocks, so that a disturbance of the machine affects only a few of them.
         blocks=MIN_BLOCKS if settings.quick else 5 * MIN_BLOCKS,
         rounds=1 if settings.quick else 3,
         seed=settings.seed,
@@ -88,7 +88,7 @@ def measure_on(model: str, comparison: Comparison, settings: BenchSettings) -> I
 
 
 def judge(comparison: Comparison, case: str, timings: Timings) -> Iterator[Result]:
-    """Yield the subject's row with its verdict, then the control's row."""
+    """Yield the result of the subject with its verdict, then the result of the control."""
     paired, threshold = compare(timings), comparison.threshold
     passes = None if threshold is None else paired.passes(Threshold.parse(threshold))
     row = _row(comparison, case, timings.subject, paired.ratio)
@@ -110,7 +110,7 @@ print(json.dumps([time.perf_counter() - middle, middle - begin]))
 
 
 def import_time(settings: BenchSettings, threshold: str = "<= 0.3") -> Result:
-    """Measure the seconds that ``import shoal`` adds to ``import torch``, in new interpreters."""
+    """Return the seconds of ``import shoal`` after ``import torch``, in new interpreters."""
     repeats = 6 if settings.quick else MIN_BLOCKS  # six are the fewest that give a 95 % interval
     case, seconds = "import shoal", []
     for done in range(repeats):

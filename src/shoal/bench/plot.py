@@ -1,7 +1,7 @@
-"""Plots as SVG files that need nothing else: lines over two logarithmic axes, or a map of cells.
+"""Write plots as self-contained SVG files: lines on logarithmic axes, or a table of coloured cells.
 
-Times and sizes span decades, so the axes are logarithmic. Any browser shows the file, with the
-numbers of a point as its tooltip. Equal series give equal bytes.
+The axes are logarithmic, because times and sizes differ by orders of magnitude. A browser shows the
+numbers of a point as its tooltip. The same data always give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shoal.timeline.files import replace_text
 
 Points = Sequence[tuple[float, float]]
 
-# Of Okabe and Ito, which colour-blind readers can distinguish.
+# The palette of Okabe and Ito, whose colours colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-_DASHES = ("", "7 3", "2 3")  # when all colours are used
+_DASHES = ("", "7 3", "2 3")  # line styles: the next one begins when all colours are used
 _PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels: right end of the plot, and margins
-_LINE, _LETTER = 20, 6.6  # pixels of a line of the legend, and of a wide letter
-_MOST_TICKS, _LABEL = 10, 36  # of an axis; pixels of a label
+_LINE, _LETTER = 20, 6.6  # pixels: height of a line of the legend, width of a wide letter
+_MOST_TICKS, _LABEL = 10, 36  # number of ticks of an axis; width of a tick's label in pixels
 
 
 class _Axis(NamedTuple):
@@ -42,7 +42,7 @@ class _Axis(NamedTuple):
 def write_plot(
     path: str | Path, title: str, xlabel: str, ylabel: str, series: Mapping[str, Points]
 ) -> None:
-    """Write a plot as an SVG file, which is replaced as a whole or not at all.
+    """Write a plot as an SVG file, atomically.
 
     ``series`` maps the name of each line to its (x, y) points, all positive, in any order.
     """
@@ -53,9 +53,9 @@ def plot_svg(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points])
     """Return the plot as SVG text."""
     points = [point for line in series.values() for point in line]
     if not points:
-        raise BadArgument(f"plot {title!r}", "has no point to draw")
+        raise BadArgument(f"plot {title!r}", "it has no point to draw")
     if wrong := [p for p in points if not all(0 < v < math.inf for v in p)]:
-        raise BadArgument(f"plot {title!r}", f"{wrong[0]} does not fit on logarithmic axes")
+        raise BadArgument(f"plot {title!r}", f"{wrong[0]} is not positive and finite")
     height = max(460, _TOP + _BOTTOM + _LINE * len(series))
     width = round(_PLOT + 60 + max(190, _LETTER * max(map(len, series))))
     across = _Axis(*_span(x for x, _ in points), _LEFT, _PLOT)
@@ -76,10 +76,10 @@ def plot_svg(title: str, xlabel: str, ylabel: str, series: Mapping[str, Points])
 def write_map(
     path: str | Path, title: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Write a table of coloured cells as an SVG file.
+    """Write a table of coloured cells as an SVG file, atomically.
 
     ``rows`` maps the name of each row to the text of its cells, by column. A missing cell stays
-    empty; cells with equal first lines have the same colour.
+    empty. Cells whose texts have the same first line have the same colour.
     """
     texts = [text.split("\n") for row in rows.values() for text in row.values()]
     kinds = list(dict.fromkeys(text[0] for text in texts))
@@ -120,7 +120,7 @@ def _page(width: int, height: int) -> tuple[str, str]:
 
 
 def _span(values: Iterable[float]) -> tuple[float, float]:
-    """Return the least and the largest value with a margin, also when all are equal."""
+    """Return the least and the largest value, moved apart by a margin."""
     listed = list(values)
     low, high = min(listed), max(listed)
     margin = max((high / low) ** 0.04, 1.1)
@@ -146,7 +146,7 @@ def _labels_fit(axis: _Axis, values: Sequence[float]) -> bool:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Return powers of ten, or 1, 2 and 5 times them; if these are few, evenly spaced values."""
+    """Return ticks: powers of ten, or also 2 and 5 times them; if too few, evenly spaced ones."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 2, 5)):
         candidates = (s * 10.0**d for d in decades for s in steps)
@@ -159,7 +159,7 @@ def _round_values(low: float, high: float) -> list[float]:
 
 
 def _label(value: float, *, binary: bool) -> str:
-    """Return 1500 as ``1.5k``; if ``binary``, 4096 as ``4K``."""
+    """Return a number as text with a unit: 1500 as ``1.5k``; if ``binary``, 4096 as ``4K``."""
     base, units = (1024, "KMGT") if binary else (1000, "kMGT")
     for power in range(len(units), 0, -1):
         if value >= base**power:
@@ -168,7 +168,7 @@ def _label(value: float, *, binary: bool) -> str:
 
 
 def _line(index: int, name: str, line: Points, axes: tuple[_Axis, _Axis]) -> Iterator[str]:
-    """Yield one series and its line of the legend."""
+    """Yield the SVG elements of one series and of its entry in the legend."""
     across, up = axes
     colour = _COLOURS[index % len(_COLOURS)]
     dash = _DASHES[index // len(_COLOURS) % len(_DASHES)]

@@ -1,7 +1,7 @@
 """The report that every benchmark writes: a header, and a list of results with their thresholds.
 
-A result carries its own threshold, so that a file can be judged without the code that wrote it.
-``from_json(to_json(report)) == report``; a file that does not have exactly these fields is refused.
+Each result contains its threshold, so that a file can be judged without the code that wrote it.
+``Report.from_json(report.to_json()) == report``. A file must have exactly these fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.errors import BadArgument
 
 _RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _THRESHOLD = re.compile(r"(<=|>=|<|>)\s*(\S+)")
-_KEYS = {"threshold": "bar", "passes": "holds"}  # field -> its key in files, old and new alike
+_KEYS = {"threshold": "bar", "passes": "holds"}  # name of a field -> its key in JSON files
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
@@ -38,7 +38,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Threshold:
-    """A limit that a number must keep: ``<= 1.02``.
+    """A limit for a number, such as ``<= 1.02``.
 
     >>> Threshold.parse("<= 1.02").met(1.03), Threshold.parse("<= 1.02").met(1.03, slack=0.02)
     (False, True)
@@ -56,12 +56,12 @@ class Threshold:
         except ValueError:
             limit = math.nan
         if match is None or not math.isfinite(limit):
-            why = 'a threshold is one of <=, >=, <, > and a number: "<= 1.02"'
+            why = 'a threshold must be one of <=, >=, <, > and a number, as in "<= 1.02"'
             raise BadArgument(f"Threshold.parse({text!r})", why)
         return cls(match[1], limit)
 
     def met(self, number: float, *, slack: float = 0.0) -> bool:
-        """Return whether ``number`` meets the threshold after widening it by ``slack``."""
+        """Return whether ``number`` meets the threshold, made easier by ``slack``."""
         widened = self.limit + slack if self.relation.startswith("<") else self.limit - slack
         return bool(_RELATIONS[self.relation](number, widened))
 
@@ -73,19 +73,18 @@ class Threshold:
 class Result:
     """One measured number, and what it was compared with.
 
-    ``interval`` and ``threshold`` refer to the ratio where there is one, else to the value. A
-    threshold with ``passes`` None is inconclusive: the control was too noisy for a verdict.
+    ``interval`` and ``threshold`` refer to the ratio if there is one, else to the value.
 
     Attributes:
-        case: what was measured, such as the model.
-        metric: which property of it.
-        value: the number, in ``unit``.
+        case: what was measured, such as the name of the model.
+        metric: which quantity was measured, such as ``step time``.
+        value: the measured number, in ``unit``.
         unit: such as ``ms``; empty for a pure number.
-        against: the peer or bound measured in the same run.
-        ratio: value / against; of a timing, the median of paired ratios.
+        against: name of the peer or bound that was measured in the same run.
+        ratio: value divided by that of ``against``; of a timing, the median of paired ratios.
         interval: 95 % confidence interval.
         threshold: as text, such as ``<= 1.02``.
-        passes: whether the threshold is met.
+        passes: whether the threshold is met; None if there is none or noise allows no verdict.
     """
 
     case: str
@@ -101,28 +100,28 @@ class Result:
     def __post_init__(self) -> None:
         for name in ("case", "metric"):
             if not getattr(self, name):
-                raise _misfit(name, "must not be empty")
+                raise _misfit(name, "it must not be empty")
         for name, number in (("value", self.value), ("ratio", self.ratio)):
             if number is not None and not math.isfinite(number):
                 raise _misfit(name, f"{number} is not a finite number")
         if (self.against is None) != (self.ratio is None):
-            raise _misfit("ratio", "needs against, and against needs ratio")
+            raise _misfit("ratio", "ratio and against must be given together")
         if self.interval is not None and not self.interval.low <= self.interval.high:
-            raise _misfit("interval", f"{tuple(self.interval)} does not rise from low to high")
+            raise _misfit("interval", f"in {tuple(self.interval)}, low is not <= high")
         if self.threshold is not None:
             Threshold.parse(self.threshold)
         elif self.passes is not None:
-            raise _misfit(_KEYS["passes"], f"needs a threshold, the field {_KEYS['threshold']}")
+            raise _misfit(_KEYS["passes"], f"it needs a threshold in {_KEYS['threshold']}")
 
     @property
     def inconclusive(self) -> bool:
-        """Whether there is a threshold, and the noise allowed no verdict on it."""
+        """Whether there is a threshold, but the measurement was too noisy to decide."""
         return self.threshold is not None and self.passes is None
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine of a measurement."""
+    """The machine on which a measurement was made."""
 
     cpu: str
     cores: int
@@ -143,7 +142,7 @@ class Header:
 
     def __post_init__(self) -> None:
         if not self.suite:
-            raise _misfit("suite", "must not be empty")
+            raise _misfit("suite", "it must not be empty")
         try:
             zone = datetime.fromisoformat(self.date).tzinfo
         except ValueError:
@@ -152,7 +151,7 @@ class Header:
             raise _misfit("date", f"{self.date!r} is not an ISO 8601 date with its time zone")
         missing = {"python", "torch", "shoal"} - set(self.versions)
         if missing:
-            raise _misfit("versions", f"must contain {', '.join(sorted(missing))}")
+            raise _misfit("versions", f"it must contain {', '.join(sorted(missing))}")
 
 
 @dataclass(frozen=True)
@@ -164,24 +163,24 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1: a threshold is not met; 3: none fails, but one is inconclusive; 0: all are met."""
+        """1 if a threshold is not met; else 3 if one is inconclusive; else 0."""
         if any(result.passes is False for result in self.results):
             return 1
         return 3 if any(result.inconclusive for result in self.results) else 0
 
     def to_json(self) -> str:
-        """Return the report as JSON text, its keys in the order of the fields."""
+        """Return the report as JSON text, with keys in the order of the fields."""
         tree = dataclasses.asdict(self)
         tree["results"] = [{_KEYS.get(k, k): v for k, v in row.items()} for row in tree["results"]]
         return json.dumps(tree, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Return the report that ``text`` contains; a BadArgument names what does not fit."""
+        """Return the report that ``text`` contains; a BadArgument names the first wrong field."""
         try:
             tree = json.loads(text)
         except ValueError as error:
-            raise _misfit("report", f"is not JSON ({error})") from None
+            raise _misfit("report", f"it is not JSON ({error})") from None
         top = _fields("report", tree, Report)
         head = _fields("header", top["header"], Header)
         head["machine"] = Machine(**_fields("machine", head["machine"], Machine))
@@ -200,19 +199,19 @@ def _result(index: int, row: Any) -> Result:
     if fields["interval"] is not None:
         ends = _typed("interval", fields["interval"], list)
         if len(ends) != 2:
-            raise _misfit("interval", f"has {len(ends)} ends, not 2")
+            raise _misfit("interval", f"it has {len(ends)} ends, not 2")
         fields["interval"] = Interval(*(_typed("interval", end, float) for end in ends))
     return Result(**fields)
 
 
 def _fields(where: str, tree: Any, kind: type) -> dict[str, Any]:
-    """Return the members of a JSON object, which must be exactly the fields of ``kind``."""
+    """Return the values of a JSON object, whose keys must be exactly the fields of ``kind``."""
     _typed(where, tree, dict)
     declared = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     keys = {_KEYS.get(name, name): name for name in declared}
     if tree.keys() != keys.keys():
         odd = sorted(tree.keys() ^ keys.keys())
-        raise _misfit(where, f"must have exactly {', '.join(keys)}; differs in {odd}")
+        raise _misfit(where, f"it must have exactly the keys {', '.join(keys)}; wrong are {odd}")
     for key, name in keys.items():
         base, _, optional = declared[name].partition(" | ")
         if base in _TYPES and not (optional and tree[key] is None):

@@ -1,14 +1,15 @@
 """Suite ``routes``: each route of the collectives axis against torch's own all-reduce, over gloo.
 
-For each number of ranks and size, one set of workers holds every route, and they take turns block
-by block; neighbouring blocks have opposite orders. A block's time is that of the slowest rank. A
-table of its own names the fastest route of each case, with every route that the noise does not
-distinguish from it; a map shows the same. Eight ranks, more than most machines have cores, are
-measured at a few sizes only.
+For each number of ranks and size, the same workers run all routes in turns, block by block. Two
+consecutive blocks have opposite orders. The time of a block is that of the slowest rank. A separate
+table names the fastest route of each case, and the routes that may be as fast within the noise; a
+plot shows the same. Eight ranks, which is more than most machines have cores, are measured at a few
+sizes only.
 
-Threshold: ``fastest``, which tries routes and then chooses one, takes at most 1.1 times as long as
-torch's own. A twin of torch's own is the A/A control, whose half-width widens the threshold. Above
-``MAX_HALF_WIDTH`` there is a verdict only where the whole interval lies on one side of it.
+Threshold: ``fastest``, which times routes and then chooses one, takes at most 1.1 times as long as
+torch's own all-reduce. The A/A control times torch's own all-reduce twice; the half-width of its
+interval is added to the threshold. If that is above ``MAX_HALF_WIDTH``, the result is inconclusive
+unless the whole interval of the ratio lies on one side of the threshold.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ROUTES = (
 )  # fmt: skip
 NATIVE, TWIN, FASTEST = "native", "native, again", "fastest"
 THRESHOLD = "<= 1.1"
-_CALLS = 8  # of a block, at most
+_CALLS = 8  # largest number of calls in a block
 _QUICK = ((2, SIZES[0]), (2, SIZES[4]), (4, SIZES[4]))
 _TIME = ": time"
 
@@ -60,7 +61,7 @@ class RouteTimes:
 
     @property
     def case(self) -> str:
-        """The case in a report, as ``read_case`` parses it."""
+        """The text of this case in a report, which ``read_case`` parses."""
         return f"{nbytes_text(self.nbytes)}, {self.ranks} ranks"
 
 
@@ -77,7 +78,7 @@ def run(settings: BenchSettings) -> Iterator[Result]:
 
 
 def rows(points: Sequence[RouteTimes]) -> Iterator[Result]:
-    """Yield the fastest route of each case, then a table for each route, then the controls."""
+    """Yield the results: the fastest route of each case, then each route, then the controls."""
     yield from map(winner, points)
     for name in (FASTEST, *ROUTES):
         yield from (timed(point, name) for point in points if name in point.times)
@@ -85,10 +86,11 @@ def rows(points: Sequence[RouteTimes]) -> Iterator[Result]:
 
 
 def winner(point: RouteTimes) -> Result:
-    """Return the row of the route with the least median; its case names all that may be as fast.
+    """Return the result of the route with the least median time.
 
-    A route may be as fast if the interval of its ratio to the best one reaches down to 1. Where
-    torch's own is the best, its ratio is that of the control. ``fastest`` is no route of its own.
+    Its case also names the routes that may be as fast: those whose interval of the ratio to the
+    best one contains 1 or less. If torch's own all-reduce is the best, the ratio is that of the
+    control. ``fastest`` does not take part, because it is not a route of its own.
     """
     routes = [name for name in point.times if name not in (TWIN, FASTEST)]
     best, *others = sorted(routes, key=lambda name: median(point.times[name]))
@@ -102,7 +104,7 @@ def _ratio(point: RouteTimes, name: str, peer: str) -> Estimate:
 
 
 def timed(point: RouteTimes, name: str) -> Result:
-    """Return the time of one route against torch's own, or of torch's own against its twin."""
+    """Return the result of one route against torch's own, or of torch's own against its twin."""
     peer = TWIN if name == NATIVE else NATIVE
     ratio, value = _ratio(point, name, peer), 1e3 * median(point.times[name])
     row = Result(point.case, f"{name}{_TIME}", value, "ms", peer, ratio.value, ratio.interval)
@@ -117,7 +119,7 @@ Series = dict[str, list[tuple[float, float]]]
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Plot time over size for each number of ranks, over ranks for some sizes, and the winners."""
+    """Write plots of the times and of the fastest routes into ``folder``; return their paths."""
     by_ranks, by_size = dict[int, Series](), dict[int, Series]()
     for row in report.results:
         name, mark, _ = row.metric.partition(_TIME)
@@ -156,7 +158,7 @@ SUITE = Suite("routes", "each route against torch's own all-reduce, by size and 
 
 
 def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> RouteTimes:
-    """Time every route ``blocks`` times for one size, at most ``calls`` all-reduces each time."""
+    """Return the times of every route in ``blocks`` blocks of at most ``calls`` all-reduces."""
     from shoal.wire.probe import in_a_row
 
     repeats = in_a_row(nbytes, calls)
@@ -167,7 +169,7 @@ def measure(ranks: int, nbytes: int, blocks: int, *, calls: int = _CALLS) -> Rou
 
 
 def time_blocks(nbytes: int, blocks: int, repeats: int) -> tuple[dict[str, list[float]], str]:
-    """Return, in a worker, the seconds of each route, and which one ``fastest`` chose."""
+    """Return the seconds of each route in each block of this worker, and the choice of fastest."""
     import torch
     import torch.distributed as dist
 
@@ -182,7 +184,7 @@ def time_blocks(nbytes: int, blocks: int, repeats: int) -> tuple[dict[str, list[
     served = {name: route for name, route in known.items() if not route.refusal(index.workers)}
     reduce = {name: routed(route, index, None) or dist.all_reduce for name, route in served.items()}
     reduce[TWIN] = reduce[NATIVE]
-    message = torch.zeros(nbytes // 4)  # zeros stay zeros, however often they are summed
+    message = torch.zeros(nbytes // 4)  # a sum of zeros is zero, so repeated calls do not overflow
     calls = {name: partial(each, message) for name, each in reduce.items()}
     seconds = time_in_turns(calls, repeats, blocks)
     chooser = reduce[FASTEST]

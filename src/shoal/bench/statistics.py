@@ -1,20 +1,21 @@
-"""What may be concluded from timings on a noisy machine. Pure functions.
+"""Estimate ratios of times on a noisy machine, and decide whether they meet a threshold.
 
 1. A block times three contenders once each: the *subject*, its *peer*, and the peer's *twin*, a
    second instance of the peer. The order changes from block to block (``ORDERS``).
-2. Two neighbouring blocks differ by a swap of two contenders, first subject and peer, then peer
-   and twin, and so on: AB BA for either pair. The ratio of such a pair of blocks is the geometric
-   mean of both, in which every effect of position, and any steady drift, cancels.
-3. The ratio is the median over pairs of blocks, so a few disturbed ones change it little.
-4. Its interval is the distribution-free one of the median, made of two order statistics. It needs
-   neither a model of the noise nor random numbers, so the same timings give the same interval.
-5. The control, twin against peer, shows how far apart equal contenders seem to be. The half-width
-   of its interval widens the threshold. Above ``MAX_HALF_WIDTH`` the machine is too noisy, and the
-   verdict is inconclusive; ``lenient_verdict`` then still decides where the ratio's whole interval
-   lies on one side of the threshold.
+2. From one block to the next, two contenders swap places: first subject and peer, then peer and
+   twin, and so on. So subject and peer, as well as peer and twin, run as AB BA in two consecutive
+   blocks. The ratio of a pair of blocks is the geometric mean of its two ratios. In this mean, the
+   effect of the position in a block and a steady drift cancel.
+3. The ratio is the median over pairs of blocks, so a few disturbed pairs change it little.
+4. The interval is made of two order statistics. It assumes no distribution of the noise and uses no
+   random numbers, so the same timings give the same interval.
+5. The control, the ratio of twin to peer, shows how much equal contenders differ. The half-width of
+   its interval is added to the threshold. If it is above ``MAX_HALF_WIDTH``, the machine is too
+   noisy, and the verdict is inconclusive. ``lenient_verdict`` then still decides if the whole
+   interval of the ratio lies on one side of the threshold.
 
-Hence a subject that meets its threshold exactly fails in about 2.5 % of the runs, and a better one
-in fewer; the tests measure both.
+Hence a subject whose true ratio is equal to its threshold fails in about 2.5 % of the runs, and a
+faster one in fewer; the tests measure both.
 
 References:
     Hahn & Meeker, *Statistical Intervals*, 1991, section 5.2 (interval of a quantile).
@@ -57,20 +58,20 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PairedEstimate:
-    """Time of the subject, and of the peer's twin, each divided by the time of the peer."""
+    """The time of the subject (``ratio``) and of the twin (``control``), divided by the peer's."""
 
     ratio: Estimate
     control: Estimate
 
     def passes(self, threshold: Threshold) -> bool | None:
-        """Return :func:`verdict` on the ratio, by the half-width of the control."""
+        """Return the :func:`verdict` on the ratio, with the half-width of the control."""
         return verdict(threshold, self.ratio.value, half_width=self.control.interval.half_width)
 
 
 def turns(block: int, count: int) -> list[int]:
     """Return the order in which ``count`` contenders run in a block.
 
-    Neighbouring blocks 2i and 2i + 1 have opposite orders, so that every two contenders run AB BA.
+    Blocks 2i and 2i + 1 have opposite orders, so that every two contenders run as AB BA.
 
     >>> turns(0, 3), turns(1, 3), turns(2, 3)
     ([0, 1, 2], [2, 1, 0], [1, 2, 0])
@@ -80,15 +81,15 @@ def turns(block: int, count: int) -> list[int]:
 
 
 def slowest(workers: Sequence[Sequence[float]]) -> list[float]:
-    """Return the longest time that any worker took, block by block."""
+    """Return the time of the slowest worker, block by block."""
     return [max(block) for block in zip(*workers, strict=True)]
 
 
 def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the narrowest symmetric pair of order statistics that contains the median.
+    """Return a confidence interval of the median: the k-th smallest and the k-th largest value.
 
-    The number of values below the true median is binomial(n, 1/2), so the k-th smallest and k-th
-    largest enclose it with probability ``1 - 2 P(binomial < k)``, whatever the distribution.
+    The number of values below the true median is binomial(n, 1/2), so the two values enclose it
+    with probability ``1 - 2 P(binomial < k)``; k is the largest with at least ``confidence``.
     """
     ordered, n = sorted(values), len(values)
     spare = (1 - confidence) / 2
@@ -102,40 +103,40 @@ def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> Int
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the median and its interval."""
+    """Return the median of the values and its 95 % confidence interval."""
     return Estimate(median(values), interval_of_median(values))
 
 
 def paired_ratios(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """Return one ratio for each two blocks, AB and BA; an odd last block is left out.
+    """Return one ratio (one / other) for each pair of blocks; an odd last block is left out.
 
     >>> paired_ratios([1.0, 4.0], [2.0, 2.0])
     (1.0,)
     """
     if len(one) != len(other):
         call = f"paired_ratios({len(one)} blocks, {len(other)} blocks)"
-        raise BadArgument(call, "blocks come in pairs; time every contender in every block")
+        raise BadArgument(call, "both must have the same number of blocks")
     if any(not seconds > 0 for seconds in (*one, *other)):
-        raise BadArgument("paired_ratios", "a block took no time; put more steps in a block")
+        raise BadArgument("paired_ratios", "a block's time is not positive; put more steps in it")
     single = [a / b for a, b in zip(one, other, strict=True)]
     return tuple(math.sqrt(x * y) for x, y in zip(single[::2], single[1::2], strict=False))
 
 
 def compare(timings: Timings) -> PairedEstimate:
-    """Estimate the ratios from the timings of at least ``MIN_BLOCKS`` blocks."""
+    """Return the ratio and the control, from the timings of at least ``MIN_BLOCKS`` blocks."""
     subject, peer, twin = timings
     if len(peer) < MIN_BLOCKS:
         why = f"a timing needs at least {MIN_BLOCKS} blocks"
         raise BadArgument(f"compare({len(peer)} blocks)", why)
     ratios = paired_ratios(subject, peer)
-    controls = paired_ratios(twin[1:], peer[1:])  # peer and twin swap after every second block
+    controls = paired_ratios(twin[1:], peer[1:])  # peer and twin swap between blocks 1 and 2
     return PairedEstimate(estimate(ratios), estimate(controls))
 
 
 def verdict(threshold: Threshold, number: float, *, half_width: float) -> bool | None:
-    """Return whether ``number`` meets the threshold, widened by the half-width of the control.
+    """Return whether ``number`` meets the threshold, made easier by ``half_width`` of the control.
 
-    None: that half-width is above ``MAX_HALF_WIDTH``, so the verdict is inconclusive.
+    Returns None (inconclusive) if ``half_width`` is above ``MAX_HALF_WIDTH``.
     """
     if half_width > MAX_HALF_WIDTH:
         return None
@@ -143,12 +144,12 @@ def verdict(threshold: Threshold, number: float, *, half_width: float) -> bool |
 
 
 def interval_verdict(threshold: Threshold, ratio: Estimate) -> bool | None:
-    """Return the verdict if the whole interval lies on one side of the threshold, else None."""
+    """Return whether the whole interval meets the threshold; None if only one end does."""
     ends = {threshold.met(ratio.interval.low), threshold.met(ratio.interval.high)}
     return ends.pop() if len(ends) == 1 else None
 
 
 def lenient_verdict(threshold: Threshold, ratio: Estimate, control: Estimate) -> bool | None:
-    """Return the verdict by the control; where that is inconclusive, by the ratio's interval."""
+    """Return :func:`verdict`; if that is None, return :func:`interval_verdict`."""
     passes = verdict(threshold, ratio.value, half_width=control.interval.half_width)
     return interval_verdict(threshold, ratio) if passes is None else passes

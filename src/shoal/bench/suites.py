@@ -1,4 +1,4 @@
-"""What a suite is, and how to run one: a generator of results, collected under a header."""
+"""Define a suite (a named generator of results), and run one to get its report."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from shoal.bench.report import Header, Machine, Report, Result
 from shoal.cores import usable_cores
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is being measured, parts done, parts in all) while a suite runs."""
+"""Called with (what is measured, number of parts done, number of all parts) while a suite runs."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Ignore progress."""
+    """Do nothing: the progress is not shown."""
 
 
 @dataclass(frozen=True)
 class BenchSettings:
     """How to run a suite."""
 
-    quick: bool = False  # end within a minute: fewer cases and blocks
-    seed: int = 0  # of data and initial parameters
+    quick: bool = False  # measure fewer cases and blocks, to end within a minute
+    seed: int = 0  # seed of data and initial parameters
     progress: Progress = silent
 
     def seeds(self, count: int) -> range:
-        """Return ``count`` seeds, from ``seed`` on; only one if quick."""
+        """Return ``count`` consecutive seeds that start at ``seed``; only one if ``quick``."""
         return range(self.seed, self.seed + (1 if self.quick else count))
 
 
@@ -39,7 +39,7 @@ class Suite:
     """A named set of measurements.
 
     ``run`` yields each result as soon as it is known. ``draw`` writes plots of a report into a
-    folder, and returns their paths. ``seeds`` is how many it uses; one if quick.
+    folder and returns their paths. ``seeds`` is the number of seeds that it uses if not quick.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Suite:
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C during a suite; the results up to then are in ``report``."""
+    """The user pressed Ctrl-C during a suite; ``report`` has the results up to then."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class Stopped(KeyboardInterrupt):
 
 
 def run(suite: Suite, settings: BenchSettings) -> Report:
-    """Run a suite to its end.
+    """Run a suite and return its report.
 
     Raises:
-        Stopped: Ctrl-C; it contains the results so far.
+        Stopped: the user pressed Ctrl-C; the exception contains the results so far.
     """
     head = header(suite.name, tuple(settings.seeds(suite.seeds)))
     results: list[Result] = []
@@ -74,7 +74,7 @@ def run(suite: Suite, settings: BenchSettings) -> Report:
 
 
 def header(suite: str, seeds: tuple[int, ...]) -> Header:
-    """Return the header of a report that begins now, on this machine."""
+    """Return the header of a report, with the present time and this machine."""
     import torch
 
     import shoal
@@ -92,7 +92,7 @@ def header(suite: str, seeds: tuple[int, ...]) -> Header:
 
 
 def machine() -> Machine:
-    """Describe this machine."""
+    """Return a description of this machine."""
     kernel = f"{platform.system()} {platform.release()}"
     return Machine(_cpu(), usable_cores(), _memory_nbytes(), kernel)
 
@@ -114,7 +114,7 @@ def _memory_nbytes() -> int:
 
 
 def _commit(folder: Path) -> str:
-    """Return the commit of the sources, ``-dirty`` if edited since; "unknown" outside of git."""
+    """Return the git commit of the sources, with ``-dirty`` if edited; "unknown" without git."""
 
     def git(*words: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(folder), *words]
@@ -123,7 +123,7 @@ def _commit(folder: Path) -> str:
 
     describe = ("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty")
     try:
-        # An installed copy may lie inside another project's repository, whose commit is not ours.
+        # An installed copy may be in the repository of another project, whose commit is wrong.
         ours = git("ls-files", Path(__file__).name)
         return (ours and git(*describe)) or "unknown"
     except (OSError, subprocess.TimeoutExpired):

@@ -1,9 +1,9 @@
-"""Atomic, checksummed checkpoints that load on any number of workers and never unpickle.
+"""Save and load checkpoints: atomic, with checksums, without pickle, for any number of workers.
 
 ::
 
     root/
-    ├── .lock                            locked by the rank that is saving
+    ├── .lock                            rank 0 holds a lock on this file during a save
     ├── .tmp-00000140-5f0c…/             an unfinished save; the next save deletes it
     └── step-00000120/
         ├── rank-00000-9a41….bin         raw bytes of tensors, one after another
@@ -13,7 +13,7 @@
 :mod:`shoal.checkpoint.dcp` uses torch.distributed.checkpoint (DCP) to plan which rank writes which
 part of a tensor, and to reshard on load. The data files, the JSON manifest and the messages between
 ranks are Shoal's own (:mod:`shoal.checkpoint.files`), because DCP's writer and its object
-collectives use pickle. Every byte on disk is covered by a CRC-32.
+collectives use pickle. CRC-32 checksums cover the manifest and all bytes of the tensors.
 """
 
 from shoal.checkpoint.files.directory import newest

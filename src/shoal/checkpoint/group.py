@@ -1,4 +1,4 @@
-"""The ranks that save or load together: if one rank fails, all ranks raise.
+"""The group of ranks that save or load together: if one of them fails, all of them raise.
 
 Ranks exchange JSON in byte tensors. torch's object collectives would use pickle, and unpickling
 data from a socket can run code.
@@ -34,7 +34,7 @@ _ERROR_TYPES: dict[str, type[CheckpointError]] = {
 
 @dataclass(frozen=True)
 class CheckpointGroup:
-    """The ranks of ``group``, or this process alone if it is None."""
+    """The ranks of ``group`` (None: this process); each exchange ends after ``timeout_seconds``."""
 
     group: ProcessGroup | None = None
     timeout_seconds: float = 600.0
@@ -50,16 +50,16 @@ class CheckpointGroup:
         return 1 if self.group is None else self.group.size()
 
     def run(self, phase: str, action: Callable[[], T]) -> T:
-        """Call ``action`` on all ranks; return this rank's result, or raise on all if one fails."""
+        """Call ``action`` and return its result; if it fails on any rank, raise on all ranks.
+
+        All ranks must call this together. ``phase`` names the call in error messages.
+        """
         value, error = _attempt(action)
         self._gather_results(phase, None, error)
         return value  # type: ignore[return-value]  # without an error there is a value
 
     def gather(self, phase: str, action: Callable[[], T]) -> list[T]:
-        """Call ``action`` on all ranks; return all results by rank, or raise on all if one fails.
-
-        Results must be JSON values.
-        """
+        """Like :meth:`run`, but return the results (JSON values) of all ranks, in rank order."""
         value, error = _attempt(action)
         return self._gather_results(phase, value, error)
 
@@ -85,8 +85,8 @@ class CheckpointGroup:
             padded[: len(message)] = torch.frombuffer(message, dtype=torch.uint8)
             rows = self._all_gather(padded)
         except RuntimeError as error:
-            where = f"rank {self.rank} of {self.size} lost the others in phase {phase!r}"
-            raise CheckpointError(f"{where} of a checkpoint: {error}") from error
+            text = f"rank {self.rank} of {self.size} lost the other ranks in phase {phase!r}"
+            raise CheckpointError(f"{text} of a checkpoint: {error}") from error
         return [json.loads(r[:n].numpy().tobytes()) for r, n in zip(rows, lengths, strict=True)]
 
     def _all_gather(self, row: torch.Tensor) -> list[torch.Tensor]:
@@ -101,12 +101,12 @@ class CheckpointGroup:
 
 
 def _attempt(action: Callable[[], T]) -> tuple[T | None, ShoalError | None]:
-    """Return the result of ``action``, or its error as a :class:`ShoalError`."""
+    """Return (result of ``action``, None), or (None, its error as a :class:`ShoalError`)."""
     try:
         return action(), None
     except ShoalError as error:
         return None, error
-    except Exception as error:  # a bug on one rank must not leave the others waiting
+    except Exception as error:  # other ranks wait for this rank's answer, so send the error
         wrapped = CheckpointError(f"{type(error).__name__}: {error}")
         wrapped.__cause__ = error
         return None, wrapped

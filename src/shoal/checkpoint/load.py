@@ -1,4 +1,4 @@
-"""Load a checkpoint: find it, verify every byte, then fill; if damaged, use the one before it."""
+"""Load a checkpoint, after verifying all of its bytes; if it is damaged, load the one before."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ def load(
     group: ProcessGroup | None = None,
     into: Nested | None = None,
 ) -> Loaded:
-    """Load a checkpoint; all workers of ``group`` must call this, and all get the same one.
+    """Load a checkpoint. All workers of ``group`` must call this; all load the same checkpoint.
 
     Args:
         path: one checkpoint (``…/step-00000120``), or a directory of checkpoints, of which the
-            newest valid one is loaded; damaged ones that are skipped are logged.
-        rank, size: the rank of this worker, and the number of workers now.
+            newest valid one is loaded. A warning is logged for each damaged one before it.
+        rank, size: the rank of this worker, and the number of workers that load.
         group: the workers that load together; None for a single process.
-        into: a template of ``shared``: its tensors are filled in place, DTensors with their
-            shards, however the tensor was sharded when it was saved.
+        into: the state to fill, with the structure of ``shared``. Its tensors are overwritten in
+            place. A DTensor gets its shards, also if it was sharded differently when saved.
 
     Raises:
         CheckpointMissing: there is no checkpoint.
-        CheckpointCorrupt: the checkpoint, or each of them, is damaged; names file and tensor.
+        CheckpointCorrupt: the checkpoint, or every checkpoint of the directory, is damaged. The
+            message names file and tensor.
         CheckpointMismatch: a tensor of ``into`` is absent or has another shape or dtype.
     """
     if not 0 <= rank < size:
@@ -48,9 +49,9 @@ def load(
     workers = CheckpointGroup(group)
     candidates = workers.gather("find", lambda: [str(p) for p in _candidates(path)])[0]
     chosen, manifest = _first_valid([Path(candidate) for candidate in candidates], workers)
-    from shoal.checkpoint.dcp.read import check_template  # importing DCP takes long
+    from shoal.checkpoint.dcp.read import check_into  # importing DCP takes long
 
-    workers.run("fit", lambda: check_template(into or {}, manifest, str(chosen)))
+    workers.run("fit", lambda: check_into(into or {}, manifest, f"the checkpoint {chosen}"))
     return workers.run("read", lambda: _read(chosen, manifest, rank, size, into))
 
 
@@ -64,11 +65,11 @@ def _candidates(path: str | os.PathLike[str]) -> list[Path]:
     if not root.exists():
         raise CheckpointMissing(f"{root} does not exist")
     if not root.is_dir():
-        raise CheckpointMissing(f"{root} is a file: a checkpoint is a directory")
+        raise CheckpointMissing(f"{root} is a file, but a checkpoint is a directory")
     if directory.step_of(root) is not None or (root / NAME).is_file():
         return [root]
     if not (steps := directory.steps(root)):
-        raise CheckpointMissing(f"{root} has no checkpoint, that is no directory step-00000000")
+        raise CheckpointMissing(f"{root} has no checkpoint: no directory such as step-00000120")
     return steps
 
 
@@ -90,10 +91,10 @@ def _first_valid(paths: list[Path], workers: CheckpointGroup) -> tuple[Path, Man
 
 
 def _verify(path: Path, workers: CheckpointGroup) -> Manifest:
-    """Check the manifest, and the CRC-32 of this rank's share of all chunks."""
+    """Return the manifest, after checking it and the CRC-32 of this rank's share of all chunks."""
     manifest = directory.read_manifest(path)
     if (step := directory.step_of(path)) is not None and step != manifest.step:
-        why = f"of step {manifest.step}, but in the directory of step {step}"
+        why = f"it belongs to step {manifest.step}, but is in the directory of step {step}"
         raise CheckpointCorrupt(f"{path / NAME}: {why}")
     with directory.DataFiles(path, manifest) as files:
         for name, chunk in list(manifest.chunks())[workers.rank :: workers.size]:

@@ -1,4 +1,4 @@
-"""Check that a checkpoint belongs to a model; a different dtype is an error, never cast."""
+"""Check that a checkpoint fits a model; values are never cast to another dtype."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from shoal.errors import CheckpointMismatch
 
 
 def match(expected: Mapping[str, Tensor], loaded: Loaded, *, under: str = "model") -> None:
-    """Raise if the checkpoint is of another model.
+    """Raise if the names, shapes or dtypes of a checkpoint differ from those of a model.
 
     Args:
-        expected: the model's tensors by name, perhaps on the meta device: values are not used.
+        expected: the model's tensors by name; meta tensors are allowed, values are not used.
         loaded: the result of :func:`load`.
         under: the key of ``loaded.shared`` that holds the model's state.
 
     Raises:
-        CheckpointMismatch: names the first parameter that differs, and how.
+        CheckpointMismatch: the message names the first tensor that differs, and how.
     """
-    where = f"the checkpoint {loaded.path}"
+    checkpoint_text = f"the checkpoint {loaded.path}"
     saved: Any = loaded.shared.get(under)
     if not isinstance(saved, Mapping):
-        raise CheckpointMismatch(f"{where} has no {under!r}, only {sorted(loaded.shared)}")
+        present = sorted(loaded.shared)
+        raise CheckpointMismatch(f"{checkpoint_text} has no {under!r}, only {present}")
     for name, tensor in expected.items():
         if not isinstance(value := saved.get(name), Tensor):
-            raise CheckpointMismatch(f"{name}: the model has it, {where} does not")
-        require_same_type(name, tensor, value, where)
+            raise CheckpointMismatch(f"{name} is in the model, but not in {checkpoint_text}")
+        require_same_type(name, tensor, value, checkpoint_text)
     for name, value in saved.items():
         if isinstance(value, Tensor) and name not in expected:
-            raise CheckpointMismatch(f"{name}: {where} has it, the model does not")
+            raise CheckpointMismatch(f"{name} is in {checkpoint_text}, but not in the model")
 
 
-def require_same_type(name: str, expected: Tensor, saved: Tensor, where: str) -> None:
+def require_same_type(name: str, expected: Tensor, saved: Tensor, checkpoint_text: str) -> None:
     """Raise if two tensors differ in shape or dtype.
 
     Raises:
-        CheckpointMismatch: names both.
+        CheckpointMismatch: the message names the tensor and both shapes or dtypes.
     """
     if (a := tuple(expected.shape)) != (b := tuple(saved.shape)):
-        raise CheckpointMismatch(f"{name}: shape {a} in the model, {b} in {where}")
+        raise CheckpointMismatch(f"{name} has shape {a} in the model, but {b} in {checkpoint_text}")
     if expected.dtype != saved.dtype:
-        text = f"{name}: {expected.dtype} in the model, {saved.dtype} in {where}"
-        raise CheckpointMismatch(f"{text}; convert the model first, values are never cast")
+        text = f"{name} is {expected.dtype} in the model, but {saved.dtype} in {checkpoint_text}"
+        raise CheckpointMismatch(f"{text}; convert the model first, because values are never cast")

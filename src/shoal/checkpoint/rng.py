@@ -1,4 +1,4 @@
-"""Save and restore the state of all random generators of this process, without pickle."""
+"""Get and set the states of the global random generators of this process, without pickle."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the states of Python's and torch's generators, and of NumPy's and CUDA's if in use.
+    """Return the states of the global generators of Python, torch, NumPy and CUDA.
 
-    The result holds tensors and numbers only, so that it can be part of :attr:`State.mine`.
+    NumPy's is left out if it is not imported, and CUDA's if there is no CUDA device. The result
+    holds only values that :attr:`State.mine` can hold.
     """
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
@@ -35,7 +36,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what :func:`rng_state` returned; generators absent from it keep their state."""
+    """Set the states that :func:`rng_state` returned; a generator without one is not changed."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     torch.set_rng_state(state["torch"].cpu())
@@ -44,8 +45,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
         numpy = state["numpy"]
         key = numpy["key"].numpy().astype(np.uint32)
-        words = ("MT19937", key, numpy["position"], numpy["has_gauss"], numpy["gauss"])
-        np.random.set_state(words)
+        legacy = ("MT19937", key, numpy["position"], numpy["has_gauss"], numpy["gauss"])
+        np.random.set_state(legacy)
     if "cuda" in state and torch.cuda.is_available():
-        for device, words in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
-            torch.cuda.set_rng_state(words.cpu(), device)
+        for device, saved in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
+            torch.cuda.set_rng_state(saved.cpu(), device)

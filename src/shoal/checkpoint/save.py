@@ -1,4 +1,4 @@
-"""Save a checkpoint: plan, write, fsync, rename, manifest last; after an error, leave nothing."""
+"""Save a checkpoint: plan, write and fsync the data files, rename them, write the manifest last."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shoal.checkpoint.state import SaveOptions, State
 from shoal.errors import BadArgument, CheckpointError
 
 _log = logging.getLogger(__name__)
-_MANIFEST_NBYTES = 1 << 16  # estimate of the manifest's size, plus this much for each tensor:
-_ENTRY_NBYTES = 512
+_MANIFEST_NBYTES = 1 << 16  # estimated size of a manifest without chunks
+_ENTRY_NBYTES = 512  # estimated size of one chunk's entry in a manifest
 
 
 def save(
@@ -28,11 +28,12 @@ def save(
     """Save ``state`` under ``root`` and return the directory of the new checkpoint.
 
     All workers of ``options.group`` must call this, and ``root`` must be on a filesystem that they
-    share. Until it returns, the previous checkpoint is unchanged. ``step`` is the number of steps
-    done; saving a step again replaces it, atomically.
+    share. No earlier checkpoint is changed before the new one is complete. ``step`` is the number
+    of steps done; saving a step again replaces its checkpoint atomically.
 
     Raises:
-        CheckpointError: on all workers, with the reason of the worker that failed.
+        CheckpointError: on all workers, with the error of the first worker that failed.
+        BadArgument: on a worker whose own argument is wrong.
     """
     from shoal.checkpoint.dcp.plan import nbytes_of, plan_writes
     from shoal.checkpoint.dcp.write import StateWriter
@@ -58,19 +59,19 @@ def save(
             group.run("commit", lambda: _commit(pending, manifest) if main else None)
         except BaseException:
             if main:
-                pending.roll_back()  # all ranks have stopped writing by now
+                pending.roll_back()  # all other ranks have stopped writing, too
             raise
         if main:
             try:
                 commit.prune(pending, options.keep)
-            except OSError as error:  # the new checkpoint is safe, so this is only a warning
+            except OSError as error:  # only a warning: the new checkpoint is complete
                 _log.warning("could not delete old checkpoints in %s: %s", pending.root, error)
     return pending.path
 
 
 def _check(root: str | os.PathLike[str], step: int) -> tuple[str, str]:
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
-        raise BadArgument(f"save(step={step!r})", "a step is a whole number from 0")
+        raise BadArgument(f"save(step={step!r})", "step must be a whole number >= 0 and < 10**18")
     return secrets.token_hex(8), str(check_path(root).absolute())
 
 
@@ -84,8 +85,8 @@ def _open(pending: PendingSave, nbytes: int, lock: contextlib.ExitStack) -> None
 
 def _check_visible(pending: PendingSave) -> None:
     if not pending.temporary.is_dir():
-        why = "this worker does not see rank 0's directory: use a filesystem that all share"
-        raise CheckpointError(f"{pending.root}: {why}")
+        why = f"this worker does not see the directory that rank 0 made in {pending.root}"
+        raise CheckpointError(f"{why}; use a filesystem that all workers share")
 
 
 def _commit(pending: PendingSave, manifest: Manifest) -> None:

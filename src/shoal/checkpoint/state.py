@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Nested = dict[Any, Any]
-"""Dicts, lists and tuples of tensors and of JSON scalars."""
+"""A dict whose values are tensors, numbers, strings, None, or nested dicts, lists and tuples."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class State:
     """The state that one worker passes to :func:`shoal.checkpoint.save`.
 
     Attributes:
-        shared: equal on all workers (model, optimizer); DTensors are saved shard by shard.
-        mine: belongs to this worker only (residuals, replica, random state).
-        meta: values without tensors (strategy, loader position, versions); rank 0's are saved.
+        shared: state that is equal on all workers (model, optimizer). Of a DTensor, each worker
+            passes its shard.
+        mine: state that belongs to this worker only (residuals, replica, random state).
+        meta: values without tensors (strategy, loader position); only those of rank 0 are saved.
     """
 
     shared: Nested
@@ -38,7 +39,7 @@ class SaveOptions:
     Attributes:
         keep: number of checkpoints to keep; older ones are deleted after a successful save.
         group: the workers that save together; None for a single process.
-        timeout_seconds: how long a worker waits for the others in one phase.
+        timeout_seconds: how long a worker waits for the others in one exchange.
     """
 
     keep: int = 3
@@ -47,10 +48,10 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise BadArgument(f"SaveOptions(keep={self.keep})", "keep at least 1 checkpoint")
+            raise BadArgument(f"SaveOptions(keep={self.keep})", "keep must be at least 1")
         if not self.timeout_seconds > 0:
             call = f"SaveOptions(timeout_seconds={self.timeout_seconds})"
-            raise BadArgument(call, "must be positive")
+            raise BadArgument(call, "timeout_seconds must be positive")
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class Loaded:
     """A loaded checkpoint, as seen by one worker.
 
     Attributes:
-        shared: the tensors of the template if there was one, else full tensors on the CPU.
+        shared: the tensors of ``into`` if it was given, else new full tensors on the CPU.
         mine: this worker's own state, or None if the number of workers has changed.
-        meta: as it was saved.
+        meta: the values that rank 0 saved.
         step: the step after which the checkpoint was saved.
         path: the directory of the checkpoint.
         size: the number of workers that saved it.
-        parts: ``parts(rank)`` reads the ``mine`` of any of those workers.
+        parts: ``parts(rank)`` reads and returns the ``mine`` that this rank saved.
     """
 
     shared: Nested

@@ -1,7 +1,7 @@
 """Convert nested state to a JSON tree and named tensors, and back.
 
-JSON has no integer keys, tuples or NaN, but an optimizer's state does; each is encoded as an object
-with one key that starts with ``$``. The name of a tensor is its path, such as
+JSON has no tensors, integer keys, tuples or NaN, but the state of an optimizer has. Each of them is
+encoded as an object with one key that starts with ``$``. The name of a tensor is its path, such as
 ``model/layer.weight``. Paths use a slash because keys often contain dots; a slash in a key is
 escaped.
 """
@@ -17,22 +17,22 @@ from torch import Tensor
 from shoal.errors import BadArgument
 
 DEPTH = 64
-"""Largest depth of nesting; state that is deeper contains itself, or is an attack."""
+"""Largest depth of nesting that :func:`flatten` accepts; deeper state usually contains itself."""
 
 Json = Any
 
 
 def flatten(value: object, name: str) -> tuple[Json, dict[str, Tensor]]:
-    """Return the tree of ``value`` and its tensors by name; every name starts with ``name``."""
+    """Return ``value`` as a JSON tree, and its tensors by name; all names start with ``name``."""
     tensors: dict[str, Tensor] = {}
     return _encode(value, (name,), tensors), tensors
 
 
 def unflatten(tree: Json, tensor: Callable[[str], object]) -> Any:
-    """Rebuild the value that :func:`flatten` encoded; ``tensor(name)`` returns a tensor.
+    """Return the value that :func:`flatten` encoded, with ``tensor(name)`` for each tensor.
 
     Raises:
-        ValueError: :func:`flatten` cannot have returned this tree.
+        ValueError: ``tree`` is not a result of :func:`flatten`.
     """
     if isinstance(tree, list):
         return [unflatten(item, tensor) for item in tree]
@@ -47,10 +47,11 @@ def unflatten(tree: Json, tensor: Callable[[str], object]) -> Any:
 
 def _encode(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Json:
     if len(path) > DEPTH:
-        raise BadArgument(_shorten(path), f"nested deeper than {DEPTH}, or contains itself")
+        why = f"it is nested deeper than {DEPTH} levels, or contains itself"
+        raise BadArgument(_shorten(path), why)
     if isinstance(value, Tensor):
         name = "/".join(path)
-        while name in tensors:  # {0: a, "0": b}
+        while name in tensors:  # the keys of {0: a, "0": b} give the same path
             name += "'"
         tensors[name] = value
         return {"$tensor": name}
@@ -96,7 +97,7 @@ def _decode_special(key: str, value: Json, tensor: Callable[[str], object]) -> A
             return {unflatten(k, tensor): unflatten(item, tensor) for k, item in value}
         except TypeError as error:
             raise ValueError(f"a key of a dict is not a scalar: {error}") from error
-    raise ValueError(f"unknown form {key!r} in the tree")
+    raise ValueError(f"the tree has an invalid object with the key {key!r}")
 
 
 def _shorten(path: tuple[str, ...]) -> str:

@@ -1,14 +1,14 @@
-"""Data: one global order of samples, divided fairly among any number of workers.
+"""Load data: one global order of samples, divided evenly among any number of workers.
 
 ::
 
-    order.py        which sample is where: pure functions of (seed, epoch, position)
-    options.py      the options of a loader, one frozen value
-    randomness.py   keep random draws for data apart from those of the model
+    order.py        compute the global order of an epoch, and each worker's part of a batch
+    options.py      the options of a loader
+    randomness.py   separate the random draws of reading data from those of the model
     reader.py       read and collate samples, inside torch's DataLoader
-    source.py       a dataset read in that order, by torch's DataLoader
-    loader.py       the cursor: what the user iterates, saves and restores
-    batch.py        count, move and split a batch of any structure
+    source.py       read a dataset in the global order, with torch's DataLoader
+    loader.py       the loader that the user iterates, with a position to save and restore
+    batch.py        count the samples of a batch of any structure, move it, split it
 """
 
 from shoal.samples.batch import count, move, split

@@ -1,15 +1,15 @@
-"""Batches of any structure: count their samples, move them to a device, split them.
+"""Count the samples of a batch of any structure, move it to a device, split it.
 
-A batch is a tree of mappings, lists, tuples, named tuples and dataclasses of tensors or objects of
-the user. Lists and tuples of tensors are columns, as ``default_collate`` makes them: the first
-dimension of a tensor counts samples. ``torch.utils._pytree`` does not serve here, because it takes
-subclasses, other mappings and dataclasses for leaves unless each is registered.
+A batch is a tree of mappings, lists, tuples, named tuples and dataclasses. Its leaves are tensors
+or other objects of the user. Each tensor is a column, as ``default_collate`` makes it: its first
+dimension counts samples. ``torch.utils._pytree`` is not used, because it treats subclasses, other
+mappings and dataclasses as leaves unless each is registered.
 
-An object of another type is supported by any of:
+An object of another type can be
 
-* ``num_samples`` or ``num_graphs`` (an int, as in PyTorch Geometric) or ``__len__``: counted;
-* ``to(device)``: moved;
-* ``batch[start:stop]``: split.
+* counted if it has an int ``num_samples``, ``num_graphs`` (PyTorch Geometric) or ``__len__``;
+* moved if it has ``to(device)``;
+* split if it can be counted and ``batch[start:stop]`` works.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 
 
 def count(batch: Any) -> int:
-    """Return the samples in a batch: the first dimension of the first tensor, or a declared number.
+    """Return the number of samples of the first tensor (or other countable object) in a batch.
 
     >>> count({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
     8
@@ -52,23 +52,23 @@ def count(batch: Any) -> int:
 
 
 def move(batch: Any, device: torch.device | str) -> Any:
-    """Return the batch on ``device``; leaves that are there already, or have no ``to``, stay."""
-    where = device if isinstance(device, torch.device) else torch.device(device)
+    """Return the batch on ``device``; leaves without a method ``to`` are not changed."""
+    target = device if isinstance(device, torch.device) else torch.device(device)
     if type(batch) in (list, tuple) and all(
-        isinstance(node, Tensor) and node.device == where for node in batch
+        isinstance(node, Tensor) and node.device == target for node in batch
     ):
         return batch  # fast path: most batches, every step
-    # A copy to the CPU must block, or it would be read before it is complete.
-    blocks = where.type == "cpu"
+    # A copy to the CPU must block: otherwise it could be read before it is complete.
+    must_block = target.type == "cpu"
 
     def moved(node: Any) -> Any:
         if isinstance(node, Tensor):
-            return node if node.device == where else node.to(where, non_blocking=not blocks)
+            return node if node.device == target else node.to(target, non_blocking=not must_block)
         opened = _open(node)
         if opened is not None:
             return _mapped(node, opened, moved)
         to = getattr(node, "to", None)
-        return to(where) if callable(to) else node
+        return to(target) if callable(to) else node
 
     return moved(batch)
 
@@ -76,12 +76,12 @@ def move(batch: Any, device: torch.device | str) -> Any:
 def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
     """Split a batch into at most ``parts`` micro-batches, in order; sizes differ by at most one.
 
-    No micro-batch is empty, except that a batch of no samples stays one micro-batch, since its
-    worker must still take part in the step. Numbers, strings and 0-dimensional tensors are repeated
-    in each. ``rows`` is the number of samples, where ``count`` would be wrong.
+    No micro-batch is empty. Only a batch without samples is returned as one empty micro-batch,
+    because its worker must still take part in the step. Numbers, strings and 0-dimensional tensors
+    are repeated in each micro-batch. ``rows`` is the number of samples; by default it is counted.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise BadArgument(f"split(parts={parts!r})", "must be an int of at least 1")
+        raise BadArgument(f"split(parts={parts!r})", "parts must be an int of at least 1")
     if parts == 1:
         return [batch]
     rows = count(batch) if rows is None else rows
@@ -93,20 +93,21 @@ def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
 
 def cut(batch: Any, rows: int, span: SampleRange) -> Any:
     """Return the samples ``span`` of a batch of ``rows``; UsageError if it cannot be split."""
-    # The outermost list is a list of columns, unless it has plain values only: then it is a column.
+    # A batch that is a list holds columns; but a list of plain values is one column itself.
     flat = isinstance(batch, (list, tuple)) and all(_open(child) is None for child in batch)
     column = flat and next(_counts(batch), None) is None
     piece = (_inner if column else _outer)(batch, rows, span)
     if piece is batch:
         raise UsageError(
             f"cannot split a batch of type {type(batch).__name__}: nothing in it has {rows}"
-            " entries, one for each sample; collate it into tensors, or do without accumulation"
+            " entries, one for each sample; collate it into tensors, or use neither accumulate nor"
+            " pipe"
         )
     return piece
 
 
 def _inner(node: Any, rows: int, span: SampleRange) -> Any:
-    """Split a node inside a batch: there, a list of length ``rows`` has one entry per sample."""
+    """Return the samples ``span`` of a part of a batch, in which a list can be a column."""
     plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
     if plain and len(node) == rows and set(_counts(node)) != {rows}:  # else it is a list of columns
         return node[span.start : span.stop]
@@ -128,11 +129,12 @@ def _outer(node: Any, rows: int, span: SampleRange) -> Any:
         except (TypeError, KeyError, IndexError) as error:
             raise UsageError(
                 f"cannot split a {type(node).__name__}: batch[{span.start}:{span.stop}] raised"
-                f" {error!r}; let its __getitem__ take a slice, or do without accumulation"
+                f" {error!r}; let its __getitem__ take a slice, or use neither accumulate nor pipe"
             ) from error
     raise UsageError(
-        f"cannot split a batch with a {type(node).__name__} in it: it does not hold {rows} samples"
-        " that can be sliced; give it __len__ and batch[start:stop], or do without accumulation"
+        f"cannot split a batch that holds a {type(node).__name__}: this object does not have"
+        f" {rows} samples that can be sliced; give it __len__ and batch[start:stop], or use"
+        " neither accumulate nor pipe"
     )
 
 
@@ -142,7 +144,8 @@ def _cut_tensor(tensor: Tensor, rows: int, span: SampleRange) -> Tensor:
     if tensor.size(0) != rows:
         raise UsageError(
             f"cannot split a tensor of shape {tuple(tensor.shape)} in a batch of {rows} samples:"
-            " its first dimension must count samples; collate it so, or do without accumulation"
+            " its first dimension must count samples; collate it like this, or use no accumulate"
+            " and no pipe"
         )
     return tensor[span.start : span.stop]
 
@@ -151,7 +154,8 @@ def _cut_packed(packed: PackedSequence, rows: int, span: SampleRange) -> PackedS
     padded, lengths = pad_packed_sequence(packed, batch_first=True)  # (rows, longest, ...)
     if len(lengths) != rows or not span.size:
         raise UsageError(
-            f"cannot take {span.size} of {rows} samples out of a PackedSequence of {len(lengths)}"
+            f"cannot take {span.size} of {rows} samples from a PackedSequence of {len(lengths)}:"
+            f" it must have {rows} sequences, and at least one of them must be taken"
         )
     part_lengths = lengths[span.start : span.stop]
     values = padded[span.start : span.stop, : int(part_lengths.max())]
@@ -160,7 +164,7 @@ def _cut_packed(packed: PackedSequence, rows: int, span: SampleRange) -> PackedS
 
 
 def _counts(node: Any) -> Iterator[int]:
-    """Yield the number of samples of each leaf that has one, in order."""
+    """Yield the number of samples of each leaf that can be counted, in order."""
     if isinstance(node, Tensor):
         if node.dim():
             yield node.size(0)
@@ -174,7 +178,7 @@ def _counts(node: Any) -> Iterator[int]:
 
 
 def _list_lengths(node: Any) -> Iterator[int]:
-    """Yield the lengths of lists that have plain values only, such as a column of text."""
+    """Yield the lengths of lists of leaves, such as a column of texts; skip lists of lists."""
     opened = _open(node)
     if opened is None:
         return
@@ -187,7 +191,7 @@ def _list_lengths(node: Any) -> Iterator[int]:
 
 
 def _declared_count(node: Any) -> int | None:
-    """Return the samples that an object of the user declares; None for a plain container."""
+    """Return ``num_samples``, ``num_graphs`` or, unless it is a plain container, ``len()``."""
     if isinstance(node, (*_SCALARS, type)):
         return None
     for name in ("num_samples", "num_graphs"):
@@ -225,7 +229,7 @@ def _remapped(node: Mapping[Any, Any], keys: Sequence[Any], new: list[Any]) -> A
     values = dict(zip(keys, new, strict=True))
     if not isinstance(node, MutableMapping):
         return type(node)(values)  # type: ignore[call-arg]
-    # A copy keeps the attributes of subclasses (default factory, encodings).
+    # A copy keeps the attributes of a subclass, such as the factory of a defaultdict.
     clone = copy.copy(node)
     clone.update(values)
     return clone

@@ -1,18 +1,19 @@
-"""The loader: a cursor over one global order of samples, the same for any number of workers.
+"""The loader: a cursor (position) in one global order of samples, equal for any number of workers.
 
-``batch_size`` is global. Worker i gets a contiguous, fair part of each global batch; parts never
-overlap, and their union is the batch. The cursor counts global samples, so it can be restored on
-another number of workers, or with another batch size, and continues in the same order.
+``batch_size`` is the size of the global batch. Each worker gets a contiguous part of it. The parts
+do not overlap, their sizes differ by at most one, and together they are the batch. The cursor
+counts global samples. So it can be restored on another number of workers, or with another batch
+size, and the loader continues in the same order.
 
 A loader is iterated once, through all epochs::
 
     for batch in loader:            # loader.epoch, loader.mine, loader.total, loader.ids
         ...
 
-After a loop that ends early, the next one continues at the batch after the last one yielded. After
-all epochs, another loop is an error, rather than silently no training: pass a larger ``epochs``, or
-call ``reset()`` to begin at epoch 0 in the same order. The one exception is the first loop after
-restoring a finished state: it yields nothing.
+If a loop ends early, the next loop continues with the batch after the last one yielded. After all
+epochs another loop raises an error, because it would silently train nothing: pass a larger
+``epochs``, or call ``reset()`` to begin at epoch 0 in the same order. There is one exception: the
+first loop after restoring the state of a finished loader yields nothing and raises nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MUST_AGREE = ("seed", "length", "shuffle")
 
 
 def make(dataset: Any, batch_size: int, *, share: DataShard = ALONE, **options: Any) -> Loader:
-    """Return a loader, with the fields of `LoaderOptions` as keyword arguments.
+    """Return a loader; ``options`` are fields of `LoaderOptions`.
 
     >>> [batch.tolist() for batch in make(range(5), 2, shuffle=False)]
     [[0, 1], [2, 3], [4]]
@@ -40,14 +41,14 @@ def make(dataset: Any, batch_size: int, *, share: DataShard = ALONE, **options: 
 
 
 class Loader:
-    """Yields the batches of this worker; a cursor over the data.
+    """Yields this worker's part of each global batch, and keeps the cursor.
 
     Attributes:
-        mine: samples in this worker's part of the last batch; with 0 it has weight zero.
-        total: samples in the whole of that global batch.
+        mine: number of samples in the part yielded last; if 0, the step must give it no weight.
+        total: number of samples in the global batch of that part.
         last: the object yielded last; None before the first.
-        ids: dataset indices (map-style) or stream positions of this worker's part.
-        epoch: the epoch of the last batch; after the end, the number of epochs.
+        ids: dataset indices (map-style) or stream positions of the samples in that part.
+        epoch: the epoch of that batch; after the end, the number of epochs.
     """
 
     mine: int
@@ -55,8 +56,8 @@ class Loader:
     last: Any
     ids: Sequence[int]
     epoch: int
-    _position: int  # global samples of this epoch yielded, without prefetched ones
-    _moved: bool  # the cursor was set from outside, so a running loop must reopen its source
+    _position: int  # number of global samples yielded in this epoch; prefetched ones do not count
+    _moved: bool  # the cursor was set during a loop, which must read from there on
     _ended: bool
 
     def __init__(
@@ -71,8 +72,8 @@ class Loader:
         self.batch_size = check_int("batch_size", batch_size, least=1)
         if batch_size < share.count:
             raise UsageError(
-                f"batch_size={batch_size} is global and smaller than the {share.count} workers"
-                " that share it: raise batch_size or use fewer workers"
+                f"batch_size={batch_size} is the global batch size, but {share.count} workers share"
+                " it, so some would get nothing; raise batch_size or use fewer workers"
             )
         self._source = source(dataset, BatchSlice(batch_size, share, self.options))
         self._check_length()
@@ -86,16 +87,16 @@ class Loader:
         self._set_cursor(0, 0)
 
     def __len__(self) -> int:
-        """Return the number of global batches in all epochs, wherever the cursor is."""
+        """Return the number of global batches in all epochs; it does not depend on the cursor."""
         if self._source.length == UNKNOWN:
-            # Not a UsageError: list(loader) asks for a length hint, and ignores only a TypeError.
+            # Not a UsageError: list(loader) calls len() as a hint, and ignores only a TypeError.
             raise TypeError("a loader over a stream of unknown length has no len()")
         drop_last = self.options.drop_last
         batches = batch_count(self._source.length, self.batch_size, drop_last=drop_last)
         return self.options.epochs * batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield from the cursor to the end of the last epoch."""
+        """Yield this worker's batches from the cursor to the end of the last epoch."""
         if self._ended:
             raise UsageError(
                 f"all {self.options.epochs} epochs of this loader have been read: pass a larger"
@@ -106,7 +107,7 @@ class Loader:
         while self.epoch < self.options.epochs:
             self._moved = False
             for local in self._source.batches(self.epoch, self._position):
-                # before the yield: a state that is saved in the loop's body is after this batch
+                # before the yield, so that a state saved in the loop's body includes this batch
                 self._position += local.total
                 self.mine, self.total = len(local.ids), local.total
                 self.last, self.ids = local.batch, local.ids
@@ -123,11 +124,11 @@ class Loader:
         self._ended = True
 
     def finish_epoch(self) -> bool:
-        """At the end of an epoch, go to the start of the next; return whether it was the end."""
+        """If the epoch has no further batch, go to the next epoch; return whether it did."""
         if self._source.length == UNKNOWN:
             raise UsageError(
-                "a stream of unknown length does not say where an epoch ends: loop over the loader"
-                " itself, or give the dataset a __len__"
+                "cannot tell where an epoch of a stream of unknown length ends; loop over the"
+                " loader itself, or give the dataset a __len__"
             )
         least = self.batch_size if self.options.drop_last else 1
         if self._source.length - self._position >= least:
@@ -147,27 +148,28 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a cursor that was saved on any number of workers with any batch size."""
+        """Set the cursor to a saved one; number of workers and batch size may have changed."""
         self.check(state)
         self._set_cursor(state["epoch"], state["position"])
 
     def check(self, state: Mapping[str, int]) -> None:
-        """Refuse a cursor into other data or another order; the loader's own does not move."""
+        """Raise a CheckpointMismatch if ``state`` is of other data or another order of samples."""
         own = self.state_dict()
         missing = [name for name in own if not isinstance(state.get(name), int)]
         if missing:
-            raise CheckpointMismatch(f"not a loader's state: no int for {', '.join(missing)}")
+            names = ", ".join(missing)
+            raise CheckpointMismatch(f"this is not the state of a loader: no int for {names}")
         for name in _MUST_AGREE:
             if state[name] != own[name]:
                 raise CheckpointMismatch(
-                    f"the loader was saved with {name} {state[name]} and has {own[name]}: the"
-                    " order of samples would differ; pass the same dataset and options as then"
+                    f"the loader was saved with {name} {state[name]}, but has {own[name]} now, so"
+                    " the order of samples would differ; pass the dataset and options of the save"
                 )
         epoch, position, length = state["epoch"], state["position"], state["length"]
         beyond = length != UNKNOWN and position > length
         if epoch < 0 or position < 0 or beyond:
             raise CheckpointMismatch(
-                f"a loader's state points to epoch {epoch}, position {position} of {length} samples"
+                f"the saved loader state is invalid: epoch {epoch}, position {position} of {length}"
             )
 
     def _set_cursor(self, epoch: int, position: int) -> None:
@@ -175,12 +177,12 @@ class Loader:
         self._moved, self._ended = True, False
 
     def _check_length(self) -> None:
-        """Warn of a batch larger than the dataset; refuse one that drop_last would drop."""
+        """Warn if a batch is larger than the dataset; raise if drop_last would drop it."""
         length = self._source.length
         if length == UNKNOWN or self.batch_size <= length:
             return
         excess = f"batch_size={self.batch_size} exceeds the {length} samples of the dataset"
         if self.options.drop_last:
-            raise UsageError(f"{excess}, so drop_last would drop all: lower batch_size")
+            raise UsageError(f"{excess}, so drop_last would drop all samples; lower batch_size")
         if self.share.index == 0:
-            warnings.warn(f"{excess}: every epoch is one batch of {length}", stacklevel=3)
+            warnings.warn(f"{excess}, so every epoch is one batch of {length}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""The options of a loader as one frozen value, checked at construction."""
+"""The options of a loader, as an immutable dataclass that checks its values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class LoaderOptions:
     """How a dataset is read.
 
     Attributes:
-        epochs: passes over the dataset.
-        seed: with the epoch, decides the order; equal on every worker.
-        shuffle: a new order each epoch; False keeps the dataset's. A stream always keeps its own.
-        drop_last: leave out the last global batch of an epoch if it is smaller.
-        collate: makes a batch of samples; by default torch's ``default_collate``.
-        processes: DataLoader worker processes; 0 reads in this process. A stream takes 0 or 1.
-        prefetch: batches that each such process reads ahead; without one none is read ahead.
-        pin_memory: page-lock batches, on a machine with an accelerator.
-        augments: samples have random augmentation (crops, flips): seed torch, ``random`` and numpy
-            by (seed, epoch, sample) before each one, so that it is the same on any number of
-            workers and after a restart. It takes about 10 microseconds a sample. A stream does not
-            need it: its generators are always seeded by (seed, epoch).
+        epochs: number of passes over the dataset.
+        seed: seed of the order of samples, together with the epoch; must be equal on all workers.
+        shuffle: whether each epoch has a new random order. A stream always keeps its own order.
+        drop_last: whether to leave out the last global batch of an epoch if it is smaller.
+        collate: function that makes a batch of a list of samples; default ``default_collate``.
+        processes: number of DataLoader processes; 0 reads in this process. A stream allows 0 or 1.
+        prefetch: number of batches that each of these processes reads ahead.
+        pin_memory: whether to page-lock batches; ignored on a machine without an accelerator.
+        augments: whether reading a sample uses random numbers (crops, flips). If so, torch,
+            ``random`` and numpy are seeded by (seed, epoch, sample) before each sample. Then a
+            sample is the same on any number of workers and after a restart. This takes about 10
+            microseconds per sample. A stream ignores it: it is always seeded by (seed, epoch).
     """
 
     epochs: int = 1
@@ -45,11 +45,11 @@ class LoaderOptions:
             check_int(name, getattr(self, name), least=least)
         check_int("seed", self.seed)
         if self.collate is not None and not callable(self.collate):
-            raise BadArgument(f"collate={self.collate!r}", "must be a function of samples")
+            raise BadArgument(f"collate={self.collate!r}", "collate must be a function")
 
     @classmethod
     def named(cls, settings: dict[str, Any]) -> LoaderOptions:
-        """Make options of keyword arguments; refuse an unknown one with the nearest names."""
+        """Return the options with these values; raise UnknownName if there is no such option."""
         known = [field.name for field in fields(cls)]
         for name in settings:
             if name not in known:
@@ -58,7 +58,7 @@ class LoaderOptions:
 
 
 def check_int(name: str, value: object, *, least: int | None = None) -> int:
-    """Return ``value`` if it is an int of at least ``least``; refuse bool and float."""
+    """Return ``value``; raise a BadArgument unless it is an int (no bool) of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadArgument(
             f"{name}={value!r}", f"must be an int, not {type(value).__name__}; pass a whole number"

@@ -1,8 +1,8 @@
-"""Which sample is where in an epoch, and which worker reads it: pure functions, no dataset.
+"""Compute the order of the samples in an epoch, and which worker reads which of them.
 
 The order of an epoch depends on (seed, epoch) alone, never on the number of workers. Position p of
 that order is sample ``order(...)[p]``. A global batch is a range of positions; a worker's part is a
-contiguous range within it. So any number of workers, from any position on, reads the same samples.
+contiguous range within it. So any number of workers together read the same global batches.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shoal.errors import BadArgument
 class DataShard:
     """The index of this worker among ``count`` data-parallel workers.
 
-    With ``stands_in`` an empty part is replaced by one sample of weight zero: this rank has a part
-    of the model that others compute with, so it must compute when they do.
+    If ``stands_in``, an empty part is replaced by one sample, to which the step gives weight zero:
+    this rank holds a part of the model, so it must run forward and backward when the others do.
     """
 
     index: int
@@ -32,26 +32,26 @@ class DataShard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
-            raise BadArgument(repr(self), "index must lie in [0, count), and count be positive")
+            raise BadArgument(repr(self), "index must lie in [0, count)")
 
 
 ALONE = DataShard(0, 1)
 
 
 class SampleRange(NamedTuple):
-    """Positions ``start`` up to, not including, ``stop``."""
+    """The positions from ``start`` up to, but not including, ``stop``."""
 
     start: int
     stop: int
 
     @property
     def size(self) -> int:
-        """Number of positions."""
+        """The number of positions."""
         return self.stop - self.start
 
 
 def mix(*keys: int) -> int:
-    """Hash several integers into a 63-bit seed; neighbouring keys give unrelated seeds.
+    """Return a 63-bit seed that is a hash of the keys; similar keys give unrelated seeds.
 
     >>> mix(0, 1) == mix(0, 1), mix(0, 1) == mix(1, 0)
     (True, False)
@@ -61,7 +61,7 @@ def mix(*keys: int) -> int:
 
 
 def order(length: int, *, seed: int, epoch: int, shuffle: bool = True) -> Tensor | range:
-    """Return the samples of one epoch in their global order.
+    """Return the indices of all samples of a dataset, in the global order of one epoch.
 
     >>> order(4, seed=0, epoch=0, shuffle=False)
     range(0, 4)
@@ -73,7 +73,7 @@ def order(length: int, *, seed: int, epoch: int, shuffle: bool = True) -> Tensor
 
 
 def part(span: SampleRange, share: DataShard) -> SampleRange:
-    """Return a worker's contiguous part of a range; sizes differ by one, the first are larger.
+    """Return a worker's contiguous part of a range; the first workers get one more if need be.
 
     >>> [tuple(part(SampleRange(10, 15), DataShard(i, 3))) for i in range(3)]
     [(10, 12), (12, 14), (14, 15)]
@@ -86,7 +86,7 @@ def part(span: SampleRange, share: DataShard) -> SampleRange:
 def batches(
     span: SampleRange, batch_size: int, *, drop_last: bool = False
 ) -> Iterator[SampleRange]:
-    """Yield the ranges of global batches; the last may be smaller unless it is dropped.
+    """Yield the range of each global batch; ``drop_last`` leaves out a smaller last one.
 
     >>> [tuple(batch) for batch in batches(SampleRange(2, 7), 3)]
     [(2, 5), (5, 7)]

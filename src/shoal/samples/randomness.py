@@ -1,6 +1,6 @@
-"""The random generators of this process, forked while data are read.
+"""Save, seed and restore the random generators of this process while data are read.
 
-Reading a sample must not advance the generators that dropout uses: otherwise prefetching, resuming
+Reading a sample must not change the generators that dropout uses: otherwise prefetching, resuming
 or another number of workers would change the training.
 """
 
@@ -40,7 +40,7 @@ def set_states(states: GeneratorStates) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed the three generators; those of devices stay, since samples are made on the CPU."""
+    """Seed torch's CPU generator, ``random`` and numpy; generators of devices are not changed."""
     torch.default_generator.manual_seed(number)
     random.seed(number)
     numpy = sys.modules.get("numpy")
@@ -50,7 +50,7 @@ def seed(number: int) -> None:
 
 @contextmanager
 def fork_rng() -> Iterator[None]:
-    """Restore the states at the end, as ``torch.random.fork_rng`` does for torch's alone."""
+    """Restore the three states at the end, as ``torch.random.fork_rng`` does for torch's only."""
     states = get_states()
     try:
         yield

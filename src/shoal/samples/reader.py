@@ -1,4 +1,4 @@
-"""What runs inside torch's DataLoader, in this process or in its worker processes.
+"""Read and collate samples inside torch's DataLoader, in this process or its worker processes.
 
 `IndexedSamples` reads a map-style dataset, `SampleReader` a stream; `NamedCollate` makes batches.
 Their errors name the sample that could not be read, or that does not fit the others.
@@ -43,27 +43,27 @@ class SampleList(list[Any]):
 
 
 class IndexedSamples(Dataset[Any]):
-    """A map-style dataset; with a seed, every sample is read with generators of its own."""
+    """A map-style dataset; with a seed, the generators are seeded before each sample is read."""
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
         self._dataset, self._seed = dataset, seed
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Read the samples of a batch, with the dataset's own ``__getitems__`` if it has one."""
+        """Return the samples; without a seed, use the dataset's ``__getitems__`` if it has one."""
         return SampleList(self._read(indices), indices)
 
     def _read(self, indices: list[int]) -> list[Any]:
         if self._seed is not None:
             with randomness.fork_rng():
                 return self._one_by_one(indices)
-        together = getattr(self._dataset, "__getitems__", None)
-        if together is None:
+        read_many = getattr(self._dataset, "__getitems__", None)
+        if read_many is None:
             return self._one_by_one(indices)
         try:
-            return list(together(indices))
+            return list(read_many(indices))
         except Exception as error:
-            self._one_by_one(indices)  # raises an error that names the sample
-            raise UsageError(f"samples {indices} cannot be read together: {error!r}") from error
+            self._one_by_one(indices)  # if a single sample fails, this error names it
+            raise UsageError(f"__getitems__({indices}) raised {error!r}") from error
 
     def _one_by_one(self, indices: list[int]) -> list[Any]:
         samples: list[Any] = []
@@ -81,10 +81,11 @@ class IndexedSamples(Dataset[Any]):
 
 
 class SampleReader(IterableDataset[Any]):
-    """This worker's part of each global batch of one epoch of a stream, from a position on.
+    """Yields this worker's part of each global batch of one epoch of a stream, from a position on.
 
-    Every worker reads the whole stream. Its random draws are seeded by (seed, epoch), and kept
-    apart from those of the model, so that every worker sees the same stream, also after a restart.
+    Every worker reads the whole stream. While the stream is read, the generators are seeded by
+    (seed, epoch), so that it is the same on every worker and after a restart. The generators of the
+    model are not changed.
     """
 
     def __init__(self, stream: Iterable[Any], plan: BatchSlice, *, epoch: int, start: int) -> None:
@@ -93,7 +94,7 @@ class SampleReader(IterableDataset[Any]):
         self._states: randomness.GeneratorStates | None = None
 
     def __iter__(self) -> Iterator[tuple[list[Any], int]]:
-        """Yield (this worker's samples, or one if it has none; size of the global batch)."""
+        """Yield (this worker's samples, or one sample if it has none; size of the global batch)."""
         size, drops = self._plan.batch_size, self._plan.options.drop_last
         with self._own_generators():
             samples = iter(self._stream)
@@ -111,7 +112,8 @@ class SampleReader(IterableDataset[Any]):
             if not self._read(samples, min(self._plan.batch_size, self._start - self._position)):
                 raise CheckpointMismatch(
                     f"the stream ended after {self._position} samples, before the saved position"
-                    f" {self._start}: it is not the stream that was saved; call reset() to begin"
+                    f" {self._start}, so it is not the stream that was saved; pass that stream, or"
+                    " call reset() to begin at epoch 0"
                 )
 
     def _read(self, samples: Iterator[Any], count: int) -> list[Any]:
@@ -129,7 +131,7 @@ class SampleReader(IterableDataset[Any]):
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        """Continue the stream's random draws inside, and the model's afterwards."""
+        """Use the random generators of the stream inside the block; then restore the model's."""
         with randomness.fork_rng():
             if self._states is None:
                 randomness.seed(mix(self._plan.options.seed, self._epoch))
@@ -146,19 +148,19 @@ class NamedCollate:
     collate: Collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Make a batch."""
+        """Return the batch of these samples."""
         try:
             return self.collate(list(samples))
         except Exception as error:
             indices = samples.indices if isinstance(samples, SampleList) else range(len(samples))
             raise UsageError(
-                f"{_difference(samples, indices)}, so they make no batch: {error!r}; make all "
+                f"{_difference(samples, indices)}, and collating them raised {error!r}; make all "
                 "samples alike, or pass collate=..."
             ) from error
 
 
 def _difference(samples: Sequence[Any], indices: Sequence[int]) -> str:
-    """Describe the first sample that differs in structure from the first of all."""
+    """Return a text that names the first sample whose structure differs from the first one's."""
     layouts = [_layout(sample) for sample in samples]
     for index, layout in zip(indices, layouts, strict=True):
         if layout != layouts[0]:
@@ -183,12 +185,12 @@ def _layout(sample: Any) -> str:
 
 @dataclass(frozen=True)
 class StreamCollate:
-    """Collates the samples of a :class:`SampleReader`, and passes the global size on."""
+    """Collates the samples that a :class:`SampleReader` yields."""
 
     collate: Collate
 
     def __call__(self, item: tuple[list[Any], int]) -> tuple[Any, int]:
-        """Make (batch, size of the global batch)."""
+        """Return (batch, size of the global batch)."""
         samples, total = item
         return self.collate(samples), total
 
@@ -198,7 +200,8 @@ def data_loader(
 ) -> Any:
     """Return a DataLoader whose processes are seeded by the loader's seed and ``key``.
 
-    It has its own generator: otherwise DataLoader would draw from the one that dropout uses.
+    ``sampling`` are further arguments of DataLoader. It gets a generator of its own, because by
+    default it would use the one that dropout uses.
     """
     options = plan.options
     collate: Any = NamedCollate(options.collate or default_collate)
@@ -216,7 +219,7 @@ def data_loader(
 
 
 def empty_batch(batch: Any) -> Any:
-    """Return a batch of one sample without that sample; as it is if it cannot be split."""
+    """Return a batch of one sample cut to no samples; the same batch if it cannot be cut."""
     with suppress(UsageError):
         return cut(batch, 1, SampleRange(0, 0))
     return batch

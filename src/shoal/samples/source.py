@@ -1,12 +1,12 @@
-"""A dataset read in the global order by torch's DataLoader: this worker's part of each batch.
+"""Read this worker's part of each global batch of a dataset, with torch's DataLoader.
 
-Of a map-style dataset a worker reads its own samples only. Of a stream (anything iterable) every
-worker reads all samples and keeps its part: exact for any number of workers, but each reads the
-whole. Both yield the same `LocalBatch`, so the loader need not know which it is.
+Of a map-style dataset a worker reads only its own samples. Of a stream (any other iterable) every
+worker reads all samples and keeps its part. Both sources yield a `LocalBatch`, so the loader treats
+them alike.
 
 A worker whose part of a small last batch is empty still gets a batch, because it must take part in
-the step: one sample, collated and cut to no rows, or left whole if it cannot be cut.
-``LocalBatch.ids`` is empty either way, and the step must give the batch no weight.
+the step. One sample is read, collated, and cut to no rows; if it cannot be cut, it stays whole.
+``LocalBatch.ids`` is empty in both cases, and the step must give the batch weight zero.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shoal.errors import UsageError
 from shoal.samples.order import SampleRange, batches, mix, order, part
 from shoal.samples.reader import BatchSlice, IndexedSamples, SampleReader, data_loader, empty_batch
 
-UNKNOWN = -1  # the length of a stream that has none
+UNKNOWN = -1  # the length of a stream without a length
 
 
 class LocalBatch(NamedTuple):
-    """One worker's part of one global batch."""
+    """One worker's part of one global batch, which has ``total`` samples."""
 
     batch: Any
     ids: Sequence[int]
@@ -34,9 +34,9 @@ class LocalBatch(NamedTuple):
 
 
 def source(dataset: Any, plan: BatchSlice) -> IndexedSource | StreamSource:
-    """Return the source that reads ``dataset``: by index if it has a length, else as a stream."""
+    """Return a source of ``dataset``: an IndexedSource if it has indices and a length."""
     if isinstance(dataset, DataLoader):
-        raise UsageError("a DataLoader is not a dataset: pass its .dataset, and let Shoal batch it")
+        raise UsageError("a DataLoader is not a dataset; pass its .dataset, which Shoal batches")
     streams = isinstance(dataset, IterableDataset)
     if not streams and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return IndexedSource(dataset, plan)
@@ -68,7 +68,7 @@ class IndexedSource:
         plan, options = self._plan, self._plan.options
         seed = options.seed
         epoch_order = order(self.length, seed=seed, epoch=epoch, shuffle=options.shuffle)
-        sampler = (  # of one sample if this worker's part is empty
+        sampler = (  # this worker's indices of each batch; one index if its part is empty
             _ids(epoch_order, part(span, plan.share))
             or _ids(epoch_order, SampleRange(span.start, span.start + 1))
             for span in self._spans(start)
@@ -86,7 +86,7 @@ class IndexedSource:
 
 
 class StreamSource:
-    """Anything iterable: each worker reads all samples and keeps its part of each batch."""
+    """An iterable dataset: each worker reads all samples and keeps its part of each batch."""
 
     def __init__(self, dataset: Iterable[Any], plan: BatchSlice) -> None:
         self.length = UNKNOWN
@@ -109,8 +109,8 @@ class StreamSource:
         """Yield this worker's batches of one epoch from position ``start`` on."""
         if self._once and self._opened:
             raise UsageError(
-                f"a {type(self._dataset).__name__} can be read only once and has been begun: pass"
-                " an iterable that starts again, such as a list or an IterableDataset"
+                f"a {type(self._dataset).__name__} can be read only once, and some of it has been"
+                " read; pass an iterable that starts again, such as a list or an IterableDataset"
             )
         self._opened = True
         _set_epoch(self._dataset, epoch)
@@ -133,12 +133,12 @@ def _ids(epoch_order: Tensor | range, span: SampleRange) -> list[int]:
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of datasets that shuffle themselves, as Hugging Face's do."""
+    """Call ``set_epoch`` if the dataset has it, as datasets of Hugging Face do, to shuffle."""
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
 
 
 def _part_of(batch: Any, ids: Sequence[int], plan: BatchSlice) -> Any:
-    """Return the batch; without its stand-in sample if this worker's part is empty."""
+    """Return the batch; without its one sample if ``ids`` is empty, unless ``stands_in``."""
     return batch if ids or plan.share.stands_in else empty_batch(batch)

@@ -1,4 +1,4 @@
-"""A slow network on one machine: hosts that are network namespaces, each behind a rate limit."""
+"""Simulate a slow network on one machine: each host is a network namespace with a rate limit."""
 
 from shoal.testbed.network import Testbed, down, limit, up
 from shoal.testbed.plan import TestbedHost, TestbedPlan, plan

@@ -1,4 +1,4 @@
-"""``shoal run --hosts testbed``: start a launcher on every host, as on real machines."""
+"""Implement ``shoal run --hosts testbed``: start one launcher on every host of a testbed."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ Launcher = subprocess.Popen[bytes]
 
 
 def find_testbed(hosts: Sequence[str]) -> TestbedPlan | None:
-    """Return the testbed that ``--hosts`` names, if it names one.
+    """Return the testbed that ``--hosts`` names; None if it names ordinary hosts.
 
     Raises:
-        UsageError: it names the default testbed, which is not up.
+        UsageError: it names the default testbed, which does not exist.
     """
     if len(hosts) != 1:
         return None
     record = find(hosts[0])
     if record is None and hosts[0] == DEFAULT_NAME:
-        raise UsageError("--hosts testbed: no testbed is up; make one with `shoal testbed up`")
+        raise UsageError("--hosts testbed: there is no testbed; make one with `shoal testbed up`")
     return record.plan if record else None
 
 
 def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) -> int:
-    """Run a launcher on every host, and return the exit code.
+    """Run one launcher on every host, wait for all, and return the exit code.
 
-    The first host's launcher writes to the terminal. The output of the others is shown only if one
-    of them fails and the first does not.
+    The launcher of the first host writes to the terminal, and with ``--output all`` the workers of
+    the others do, too. Other output is shown only if a launcher fails and the first does not.
     """
     require_support()
     if options.servers:
-        raise UsageError("servers are started on one machine only; leave out --hosts")
+        raise UsageError("--hosts cannot be used with servers, which run on one machine only")
     token = os.environ.get(TOKEN) or secrets.token_hex(16)
     env = {**QUIET, **os.environ, TOKEN: token, IFNAME_VARIABLE: DEVICE}
     python = (sys.executable, "-m", "shoal", "run")
-    hidden = options.output == "main"
+    hide_others = options.output == "main"
     with (
-        tempfile.TemporaryDirectory(prefix="shoal-") as spare,
+        tempfile.TemporaryDirectory(prefix="shoal-") as temporary,
         tempfile.TemporaryFile() as output,
         _signals() as received,
     ):
         launchers = []
         for rank, host in enumerate(bed.hosts):
-            words = arguments(bed, command, options_of(rank, options, spare), rank)
+            words = arguments(bed, command, options_of(rank, options, temporary), rank)
             launcher = subprocess.Popen(
                 inside(host, (*python, *words)),
                 env=env,
-                stdout=output if rank and hidden else None,
+                stdout=output if rank and hide_others else None,
                 stderr=output if rank else None,
                 preexec_fn=die_with_parent(),
-                start_new_session=True,  # this process passes Ctrl-C on, once
+                start_new_session=True,  # _wait passes Ctrl-C on to it
             )
             launchers.append(launcher)
         code = _wait(launchers, received)
@@ -82,17 +82,17 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
     return code
 
 
-def options_of(rank: int, options: LaunchOptions, spare: str) -> LaunchOptions:
-    """Return a host's options, with its own directory; without --dir, temporary but for rank 0."""
+def options_of(rank: int, options: LaunchOptions, temporary: str) -> LaunchOptions:
+    """Return one host's options: its directory is below ``--dir``, else (not rank 0) temporary."""
     if options.directory is None:
-        return options if rank == 0 else replace(options, directory=Path(spare, f"host{rank}"))
+        return options if rank == 0 else replace(options, directory=Path(temporary, f"host{rank}"))
     return replace(options, directory=Path(options.directory, f"host{rank}"))
 
 
 def arguments(
     bed: TestbedPlan, command: Sequence[str], options: LaunchOptions, rank: int
 ) -> list[str]:
-    """Return the arguments of ``shoal run`` on one of the hosts."""
+    """Return the arguments of ``shoal run`` on the host with this node rank."""
     values = {
         "--workers": str(options.workers),
         "--hosts": ",".join(bed.addresses),
@@ -111,9 +111,10 @@ def arguments(
 
 
 def _wait(launchers: Sequence[Launcher], received: list[int]) -> int:
-    """Wait until all have ended, and pass signals on; return the first bad exit code.
+    """Wait until all launchers have ended, and pass received signals on to them.
 
-    When one fails, the others have ``FOLLOW_SECONDS`` to end before they are terminated.
+    When one fails, the others get SIGTERM after ``FOLLOW_SECONDS``. Returns the first exit code
+    that is not 0, or 128 plus the number of a received signal, as a shell does.
     """
     failed, passed_on = 0.0, 0
     codes: dict[int, int] = {}
@@ -142,7 +143,7 @@ def _signal(launchers: Sequence[Launcher], number: int) -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect the signals that arrive, instead of acting on them."""
+    """Yield a list to which each signal that arrives in the block is appended, and nothing else."""
     received: list[int] = []
     before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
     try:

@@ -1,8 +1,8 @@
 """Make a testbed, change its rate, run programs on its hosts, remove it.
 
 1. Check that the machine has what a testbed needs.
-2. Write the record; then start a guard, which removes everything if this process dies.
-3. Run the plan's commands one by one; if one fails, remove what the others made.
+2. Write the record; then start a guard process, which removes everything if this process dies.
+3. Run the commands of the plan one by one; if one fails, remove what the others made.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from shoal.testbed.plan import (
 )
 from shoal.testbed.record import TestbedRecord, find, identity, records
 
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # else torch warns of every peer whose address has no name
-MASTER_PORT = 29500  # always free, because every testbed is a network of its own
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch would warn of each address without a name
+MASTER_PORT = 29500  # always free, because each host has its own ports
 
 
 def up(wanted: TestbedPlan) -> TestbedRecord:
-    """Make a testbed that stays until :func:`down`.
+    """Make a testbed that exists until :func:`down` is called; return its record.
 
     Raises:
-        UsageError: the machine lacks something, or a testbed of this name exists.
+        UsageError: the machine cannot make a testbed, or one of this name exists.
     """
     with Testbed(len(wanted.hosts), show_rate(wanted.rate), name=wanted.name) as bed:
         return bed.keep()
 
 
 def down(name: str = DEFAULT_NAME) -> TestbedRecord:
-    """Remove a testbed, with the processes on it.
+    """End the processes on a testbed, remove it, and return its last record.
 
     Raises:
         UsageError: there is no testbed of this name.
@@ -59,7 +59,7 @@ def down(name: str = DEFAULT_NAME) -> TestbedRecord:
 
 
 def limit(rate: str, name: str = DEFAULT_NAME) -> TestbedRecord:
-    """Change the rate of a testbed, which may be in use."""
+    """Change the rate of a testbed, which may be in use; return its new record."""
     require_support()
     record = _existing(name)
     changed = TestbedRecord(record.plan.at(rate), record.owner)
@@ -80,7 +80,7 @@ class Testbed:
 
     def __init__(self, hosts: int = 4, rate: str = "1gbit", *, name: str | None = None) -> None:
         self.plan = plan(hosts, rate, name or f"bed-{os.getpid()}")
-        self._open = ExitStack()  # removes the testbed, then ends the guard
+        self._cleanup = ExitStack()  # removes the testbed, then ends the guard
         self._stays = False
 
     def __enter__(self) -> Testbed:
@@ -89,14 +89,14 @@ class Testbed:
             stack.enter_context(_guarded(record))
             stack.callback(self._remove, record)
             _make(record)
-            self._open = stack.pop_all()
+            self._cleanup = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self._cleanup.close()
 
     def keep(self) -> TestbedRecord:
-        """Let the testbed stay when the block and this process end."""
+        """Let the testbed exist after the end of the block and of this process."""
         self._stays = True
         record = TestbedRecord(self.plan)
         record.write()
@@ -107,13 +107,13 @@ class Testbed:
             removal.remove(record.plan.namespaces, record.path)
 
     def limit(self, rate: str) -> None:
-        """Change the rate, also of messages under way."""
+        """Change the rate at once, also for messages that are being sent."""
         self.plan = limit(rate, self.plan.name).plan
 
     def start(
         self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
     ) -> list[subprocess.Popen[str]]:
-        """Run ``python *words`` on every host, one rank each, in torchrun's environment."""
+        """Start ``python *words`` on every host with torchrun's variables; return the processes."""
         return [
             subprocess.Popen(
                 inside(host, (sys.executable, *words)),
@@ -147,7 +147,7 @@ def require_support() -> None:
     if not sys.platform.startswith("linux"):
         missing.append(f"Linux (this is {sys.platform})")
     elif os.geteuid() != 0:
-        missing.append(f"root (you are user {os.geteuid()}): run it with sudo")
+        missing.append(f"root (you are user {os.geteuid()}; run it with sudo)")
     tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     missing += [f"the command {tool} (Debian: apt install iproute2)" for tool in tools]
     if missing:
@@ -156,7 +156,7 @@ def require_support() -> None:
 
 
 def _claim(wanted: TestbedPlan) -> TestbedRecord:
-    """Write this process's record; first, remove testbeds whose owners are dead."""
+    """Remove testbeds whose owners are dead; then write and return the record of a new one."""
     require_support()
     for record in records():
         if record.stale:
@@ -168,8 +168,8 @@ def _claim(wanted: TestbedPlan) -> TestbedRecord:
         existing = find(wanted.name)
         size = "" if existing is None else f" ({describe(existing.plan)})"
         raise UsageError(
-            f"testbed {wanted.name} is up already{size}: `shoal testbed down` removes it, "
-            "`shoal testbed rate 100mbit` changes its rate, --name gives a second one"
+            f"testbed {wanted.name} exists already{size}: `shoal testbed down` removes it, "
+            "`shoal testbed rate 100mbit` changes its rate, and --name makes a second testbed"
         ) from None
     return claim
 
@@ -178,19 +178,19 @@ def _existing(name: str) -> TestbedRecord:
     record = find(name)
     if record is None:
         names = [each.plan.name for each in records()]
-        others = f"; there is {', '.join(names)}" if names else ""
-        raise UsageError(f"no testbed {name} is up: `shoal testbed up` makes one{others}")
+        others = f"; existing testbeds: {', '.join(names)}" if names else ""
+        raise UsageError(f"there is no testbed {name}; `shoal testbed up` makes one{others}")
     return record
 
 
 def describe(bed: TestbedPlan) -> str:
-    """Return hosts and rate in a few words."""
+    """Return a text with the number of hosts and the rate."""
     return f"{len(bed.hosts)} hosts at {show_rate(bed.rate)}"
 
 
 def _make(record: TestbedRecord) -> None:
     for host in record.plan.hosts:
-        folder = removal.NAMES / host.namespace
+        folder = removal.NETNS / host.namespace
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text(hosts_file(record.plan))
     _execute(build(record.plan))
@@ -210,7 +210,7 @@ def _execute(commands: Sequence[Command]) -> None:
 
 @contextmanager
 def _guarded(record: TestbedRecord) -> Iterator[None]:
-    """Run a guard, which removes the testbed if this process dies."""
+    """Run a guard process during the block; it removes the testbed if this process dies."""
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", removal.__file__, str(record.path), *record.plan.namespaces],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A testbed as data: its hosts, and the commands that make the network and limit it. Pure.
+"""Plan a testbed: its hosts, and the commands that make its network. Nothing is executed here.
 
 ::
 
@@ -9,10 +9,10 @@
     10.77.0.2  eth0 ──limit──>     port1 ┤
                eth0 <──limit──     port1 ┘
 
-A host is a network namespace, and the switch between them is another one. So the machine's own
-devices, addresses and routes stay as they are, hosts reach each other only, and deleting the
-namespaces deletes everything. A token bucket (tc's tbf) at a host's device limits what it sends,
-one at its port of the switch limits what it receives.
+Each host is a network namespace, and so is the switch between them. The machine's own devices,
+addresses and routes are not changed. Hosts can reach only each other. Deleting the namespaces
+deletes everything. A token bucket (tc's tbf) at the device of a host limits what the host sends; a
+second one, at its port of the switch, limits what it receives.
 
 Only bandwidth is limited. Delay and loss need netem, which many kernels are built without.
 """
@@ -37,8 +37,8 @@ SLOWEST, FASTEST = 10**5, 10**11
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?bit)")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
-# A token bucket must be as large as the largest packet, or the kernel splits packets. Short packets
-# allow a small bucket, so that few bytes pass at full speed after a pause.
+# A token bucket must be as large as the largest packet, or the kernel splits packets. After a pause
+# a full bucket passes at full speed, so packets are kept short, which allows a small bucket.
 PACKET_NBYTES = 16384
 BURST_SECONDS, LEAST_BURST_NBYTES = 0.001, 32768
 QUEUE_SECONDS, LEAST_QUEUE_NBYTES = 0.05, 262144
@@ -53,12 +53,12 @@ class TestbedHost:
     name: str
     address: str
     namespace: str
-    port: str  # device on the switch, the other end of its cable
+    port: str  # device on the switch to which this host is connected
 
 
 @dataclass(frozen=True)
 class TestbedPlan:
-    """Name, hosts and rate of a testbed."""
+    """The name, the hosts and the rate of a testbed."""
 
     __test__ = False  # pytest: not a class of tests
 
@@ -82,7 +82,7 @@ class TestbedPlan:
         return tuple(host.address for host in self.hosts)
 
     def at(self, rate: str) -> TestbedPlan:
-        """Return the same hosts with another rate."""
+        """Return the same plan with another rate."""
         return replace(self, rate=parse_rate(rate))
 
 
@@ -93,9 +93,9 @@ def plan(hosts: int, rate: str, name: str = DEFAULT_NAME) -> TestbedPlan:
     ('10.77.0.1', '10.77.0.2')
     """
     if not 2 <= hosts <= MOST_HOSTS:
-        raise BadArgument(f"--hosts {hosts}", f"a testbed has 2 to {MOST_HOSTS} hosts")
+        raise BadArgument(f"--hosts {hosts}", f"a testbed must have 2 to {MOST_HOSTS} hosts")
     if not _NAME.fullmatch(name):
-        why = "a name has lower-case letters, digits and dashes, and begins with a letter"
+        why = "a name must begin with a lower-case letter, then have up to 30 of a-z, 0-9 and -"
         raise BadArgument(f"--name {name!r}", why)
     numbered = (
         TestbedHost(f"host{i}", f"{NETWORK}.{i + 1}", f"{PREFIX}{name}-{i}", f"port{i}")
@@ -105,24 +105,24 @@ def plan(hosts: int, rate: str, name: str = DEFAULT_NAME) -> TestbedPlan:
 
 
 def parse_rate(text: str) -> int:
-    """Return bits per second.
+    """Return a rate in bits per second.
 
     >>> parse_rate("1gbit"), parse_rate("2.5mbit")
     (1000000000, 2500000)
     """
     match = _RATE.fullmatch(text.strip().lower())
     if match is None:
-        why = "a rate is a number and one of " + ", ".join(UNITS) + ", as in 100mbit"
+        why = "a rate must be a number and one of " + ", ".join(UNITS) + ", as in 100mbit"
         raise BadArgument(f"rate {text!r}", why)
     bits = round(float(match[1]) * UNITS[match[2]])
     if not SLOWEST <= bits <= FASTEST:
-        why = f"lies between {show_rate(SLOWEST)} and {show_rate(FASTEST)}"
-        raise BadArgument(f"rate {text!r}", f"a rate {why}")
+        why = f"a rate must lie between {show_rate(SLOWEST)} and {show_rate(FASTEST)}"
+        raise BadArgument(f"rate {text!r}", why)
     return bits
 
 
 def show_rate(bits: int) -> str:
-    """Return a rate as one types it.
+    """Return a rate in bits per second as text that :func:`parse_rate` reads.
 
     >>> show_rate(100_000_000)
     '100mbit'
@@ -160,7 +160,7 @@ def _connect(host: TestbedHost, switch: str) -> tuple[Command, ...]:
 
 
 def limits(bed: TestbedPlan) -> tuple[Command, ...]:
-    """Return the commands that limit every host in both directions, also on a network in use."""
+    """Return the commands that limit the rate of every host; they also work on a network in use."""
     ends = [end for h in bed.hosts for end in ((h.namespace, DEVICE), (bed.switch, h.port))]
     bucket = _bucket(bed.rate)
     return tuple(
@@ -177,11 +177,11 @@ def _bucket(rate: int) -> Command:
 
 
 def hosts_file(bed: TestbedPlan) -> str:
-    """Return the ``/etc/hosts`` of every host, with the names of all."""
+    """Return the text of ``/etc/hosts`` for every host, with the names of all hosts."""
     lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in bed.hosts)]
     return "\n".join(lines) + "\n"
 
 
 def inside(host: TestbedHost, words: tuple[str, ...]) -> Command:
-    """Return the command that runs ``words`` on a host."""
+    """Return the command that runs the command ``words`` on a host."""
     return ("ip", "netns", "exec", host.namespace, *words)

@@ -1,7 +1,7 @@
 """Records of testbeds: one file each under ``/run``, written before any namespace is made.
 
-A record lists every namespace that may exist, whatever happened to the process that made them. A
-record with an owner lasts as long as that process: once it is dead, the testbed is removed.
+A record tells which namespaces may exist, also if the process that made them has died. If a record
+has an owner (a process), the testbed is removed when this process has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shoal.testbed.plan import TestbedPlan, plan, show_rate
 
-DIRECTORY = Path("/run")  # root only, and emptied by a reboot, as namespaces are
+DIRECTORY = Path("/run")  # only root can write there; a reboot empties it and deletes namespaces
 STEM = "shoal-testbed-"
 
 
@@ -25,20 +25,20 @@ class TestbedRecord:
     __test__ = False  # pytest: not a class of tests
 
     plan: TestbedPlan
-    owner: str = ""  # process; empty: it stays until `shoal testbed down`
+    owner: str = ""  # identity of a process; empty if the testbed has no owner
 
     @property
     def stale(self) -> bool:
-        """Whether its owner ended without removing it."""
+        """Whether its owner has ended without removing the testbed."""
         return bool(self.owner) and self.owner != identity(int(self.owner.partition(" ")[0]))
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
+        """The path of the record's file."""
         return DIRECTORY / f"{STEM}{self.plan.name}.json"
 
     def write(self, *, new: bool = False) -> None:
-        """Write the file; ``new`` raises FileExistsError if it exists, so only one process can."""
+        """Write the file atomically; with ``new``, raise FileExistsError if it exists."""
         fields = {
             "name": self.plan.name,
             "hosts": len(self.plan.hosts),
@@ -49,7 +49,7 @@ class TestbedRecord:
         draft.write_text(json.dumps(fields))
         try:
             if new:
-                os.link(draft, self.path)  # unlike a rename, refuses to replace
+                os.link(draft, self.path)  # unlike a rename, this fails if the file exists
             else:
                 draft.replace(self.path)
         finally:
@@ -57,7 +57,7 @@ class TestbedRecord:
 
 
 def identity(pid: int) -> str:
-    """Return pid and start time, which distinguish a process from a later one with the same pid."""
+    """Return pid and start time as text, which is unique; "" if there is no such process."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return f"{pid} {fields[19]}"
@@ -65,12 +65,12 @@ def identity(pid: int) -> str:
 
 
 def find(name: str) -> TestbedRecord | None:
-    """Return the record of that name, if there is one."""
+    """Return the record of the testbed of this name, or None."""
     return _read(DIRECTORY / f"{STEM}{name}.json")
 
 
 def records() -> tuple[TestbedRecord, ...]:
-    """Return all records."""
+    """Return the records of all testbeds, sorted by path."""
     read = (_read(path) for path in sorted(DIRECTORY.glob(f"{STEM}*.json")))
     return tuple(record for record in read if record is not None)
 

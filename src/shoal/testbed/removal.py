@@ -1,7 +1,8 @@
-"""Remove namespaces and the processes in them. Also a script: the guard.
+"""Remove namespaces and end the processes in them. Run as a script, this file is the guard.
 
-The script imports nothing of Shoal. Its standard input is a pipe that only the testbed's owner
-holds. If the pipe closes without the word "bye", the owner is dead, and the testbed is removed.
+The guard imports nothing of Shoal. Its standard input is a pipe whose other end only the owner of
+the testbed has. If the pipe closes before the guard has read "bye", the owner is dead, and the
+guard removes the testbed.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from pathlib import Path
 
 GRACE_SECONDS = 2.0
 POLL_SECONDS = 0.05
-NAMES = Path("/etc/netns")  # where ip looks for the /etc/hosts of a namespace
+NETNS = Path("/etc/netns")  # here ip looks for the /etc/hosts of a namespace
 
 
 def remove(namespaces: Sequence[str], record: Path) -> None:
-    """End the processes in the namespaces, delete these and their files, and last the record."""
+    """End the processes in the namespaces, then delete the namespaces, their files, the record."""
     for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
         _end(namespaces, number, seconds)
     for name in namespaces:
         _ip("netns", "delete", name)
         with suppress(OSError):
-            (NAMES / name / "hosts").unlink()
+            (NETNS / name / "hosts").unlink()
         with suppress(OSError):
-            (NAMES / name).rmdir()
+            (NETNS / name).rmdir()
     with suppress(OSError):
-        NAMES.rmdir()  # fails if other namespaces have files there
+        NETNS.rmdir()  # fails if other namespaces have files there
     record.unlink(missing_ok=True)
 
 
@@ -45,20 +46,20 @@ def _end(namespaces: Sequence[str], number: int, seconds: float) -> None:
 
 
 def _pids(namespaces: Iterable[str]) -> list[int]:
-    """Return the processes that run in the namespaces, without this one."""
+    """Return the pids of the processes in the namespaces, except this process."""
     listed = (_ip("netns", "pids", name).split() for name in namespaces)
     return [int(pid) for pids in listed for pid in pids if int(pid) != os.getpid()]
 
 
 def _ip(*words: str) -> str:
-    """Return the output of ``ip``; it is empty if there is no such namespace."""
+    """Return the output of ``ip *words``; it is empty if the command fails."""
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=False).stdout
 
 
 def main(words: Sequence[str]) -> None:
     """Wait until the owner writes "bye" or dies; if it died, remove the testbed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the owner
+        signal.signal(number, signal.SIG_IGN)  # the owner handles them and then ends the guard
     if sys.stdin.read() != "bye":
         remove(words[1:], Path(words[0]))
 

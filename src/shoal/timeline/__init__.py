@@ -1,4 +1,4 @@
-"""Timelines: how each worker spends the time of a step, measured or simulated.
+"""Record and show how each worker spends the time of a step, measured or simulated.
 
 A worker records spans (:class:`Recorder`) and writes them to a file at the end of the run.
 :func:`collect` merges the files into a :class:`Timeline`, which can be summarised as a table, drawn

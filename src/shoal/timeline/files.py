@@ -1,7 +1,7 @@
 """Write the timeline of each worker to a file, atomically, and read all of them back.
 
-The timeline of a failed run is needed most, so a missing or incomplete file is not an error:
-``meta`` says which workers are concerned.
+A missing or incomplete file is not an error, because the timeline of a failed run is useful, too.
+``meta`` of the merged timeline names the workers of such files.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NAME = re.compile(r"spans-(\d+)\.jsonl")
 
 
 def write_spans(timeline: Timeline, directory: str | Path, *, worker: int) -> Path:
-    """Write ``worker``'s timeline as ``<directory>/spans-<worker>.jsonl``."""
+    """Write ``worker``'s timeline to ``<directory>/spans-<worker>.jsonl``; return this path."""
     path = Path(directory) / f"spans-{worker}.jsonl"
     replace_text(path, timeline.to_json())
     return path
 
 
 def collect(directory: str | Path) -> Timeline:
-    """Merge the timelines of all workers in ``directory``.
+    """Return one timeline, merged from the files of all workers in ``directory``.
 
-    ``meta`` names workers whose file is incomplete (``torn``) or ``missing``. The latter are known
-    only if ``meta`` has the number of ``workers``.
+    ``meta["torn"]`` names the workers whose file is incomplete, ``meta["missing"]`` those without a
+    file. Missing files are noticed only if ``meta["workers"]`` has the number of workers.
     """
     paths = {
         int(match[1]): path
@@ -37,7 +37,7 @@ def collect(directory: str | Path) -> Timeline:
     }
     if not paths:
         why = "record the run with timeline=True, and wait for its end"
-        raise UsageError(f"no spans-*.jsonl in {directory}: {why}")
+        raise UsageError(f"there is no spans-*.jsonl in {directory}; {why}")
     texts = {w: paths[w].read_text("utf-8", errors="replace") for w in sorted(paths)}
     read = {str(worker): read_lines(text) for worker, text in texts.items()}
     first, *others = (timeline for timeline, _ in read.values())

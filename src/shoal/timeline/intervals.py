@@ -1,4 +1,4 @@
-"""Unions and intersections of time intervals; spans overlap, but time is counted once."""
+"""Compute unions, intersections and rows of time intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def length(disjoint: Iterable[Interval]) -> float:
 
 
 def intersect(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
-    """Return the time covered by both of two unions."""
+    """Return the time covered by both; each must be sorted and disjoint, as :func:`union` is."""
     shared: list[Interval] = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -42,9 +42,9 @@ def intersect(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
 
 
 def pack(intervals: Sequence[Interval]) -> list[int]:
-    """Assign a row to each of ``intervals``, so that none overlap within a row.
+    """Return a row number for each of ``intervals``; those of one row do not overlap.
 
-    Intervals must be sorted by start. Each takes the lowest free row, so the number of rows is
+    Intervals must be sorted by start. Each gets the lowest free row, so the number of rows is
     minimal.
     """
     rows: list[int] = []

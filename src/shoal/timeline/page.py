@@ -1,8 +1,8 @@
 """Write a timeline as one self-contained HTML page that needs no server and no network.
 
-Python writes all text and the table, escaped. The page's script draws only the zoomable lanes. Its
-hash is in the page's content security policy, so that no other script can run and nothing can be
-fetched.
+Python writes and escapes all text and the table. The page's script only draws the zoomable lanes.
+The content security policy of the page has the hash of this script, so that browsers run no other
+script and fetch nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from shoal.timeline.table import CAPTION, HEADINGS, cells, milliseconds
 from shoal.timeline.timeline import Timeline
 
 FIRST = ("model", "workers", "samples_per_second")
-NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # shown elsewhere
+NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # not in this list
 _FIELD = re.compile(r"\{\{(\w+)\}\}")
 _SHARE, _SMALL = re.compile(r"\s+(\d+%)$"), r" <small>\1</small>"  # percentages are printed small
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def page(timeline: Timeline, *, limit: int = 100_000) -> str:
-    """Return the page; if there are more than ``limit`` spans, only the last steps are drawn."""
+    """Return the page as HTML text; of more than ``limit`` spans, only the last steps are drawn."""
     template = files("shoal.timeline").joinpath("page.html").read_text("utf-8")
     script = _SCRIPT.search(template)
     digest = hashlib.sha256((script[1] if script else "").encode()).digest()
@@ -50,12 +50,12 @@ def page(timeline: Timeline, *, limit: int = 100_000) -> str:
         "caption": html.escape(CAPTION),
         "data": json_in_html(_data(drawn)),
     }
-    # in one pass, so that {{...}} in an inserted text is not replaced
+    # all fields in one pass, so that a {{...}} inside an inserted text is not replaced
     return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
 def write_page(timeline: Timeline, path: str | Path) -> None:
-    """Write the page to ``path``."""
+    """Write the page to ``path``, atomically."""
     replace_text(path, page(timeline))
 
 
@@ -102,17 +102,17 @@ def _warnings(timeline: Timeline, drawn: Timeline) -> Iterator[str]:
     lines = [f"worker {worker}: its file is incomplete ({why})" for worker, why in torn]
     lines += [f"worker {worker}: its oldest {n} spans were dropped" for worker, n in dropped]
     if meta.get("missing"):
-        lines.append(f"no file from workers {', '.join(map(str, meta['missing']))}")
+        lines.append(f"there is no file of workers {', '.join(map(str, meta['missing']))}")
     if not timeline.spans:
         lines.append("no spans were recorded")
     if len(drawn.spans) < len(timeline.spans):
         part = f"the last {len(drawn.steps)} of {len(timeline.steps)} steps"
-        lines.append(f"only {part} are drawn; the summary covers all")
+        lines.append(f"only {part} are drawn; the summary covers all steps")
     return (f'<p class="warning">{html.escape(line)}</p>' for line in lines)
 
 
 def _bar(row: Row) -> str:
-    """Return a bar of the row's parts; a strip in compute shows the overlapped exchange."""
+    """Return one bar as HTML: a row's parts; a strip in compute is the overlapped exchange."""
     name = "all workers" if row.worker is None else f"worker {row.worker}"
     overlap = row.overlapped / row.compute if row.compute else 0.0
     segments = []

@@ -1,7 +1,8 @@
 """Export a timeline as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
-A worker becomes a process, a lane becomes a thread. Perfetto does not show events of one thread
-that overlap without nesting, as concurrent messages do, so those are put on further threads.
+A worker becomes a process, and a lane becomes a thread. Perfetto does not show events of one thread
+that overlap without nesting. Concurrent messages overlap in this way, so they are put on additional
+threads of the same lane.
 
 References:
     `Why overlapping events are not displayed <https://perfetto.dev/docs/faq>`_.
@@ -22,12 +23,12 @@ from shoal.timeline.span import LANES, Span
 from shoal.timeline.summary import windows
 from shoal.timeline.timeline import Timeline
 
-_THREADS = 1000  # thread ids for each lane; not 0, which Perfetto takes for the idle thread
+_THREADS = 1000  # number of thread ids for each lane; ids start at 1, because 0 is the idle thread
 _TRACKS = ("step", *LANES)
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the trace as a JSON object: complete ("X") events in microseconds, and names."""
+    """Return the trace as a JSON object: complete events ("X") in microseconds, and their names."""
     zero = min((span.start for span in timeline.spans), default=0.0)
     events = []
     for worker in timeline.workers:
@@ -47,7 +48,7 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
 
 
 def _steps(timeline: Timeline) -> list[Span]:
-    """Return each step of each worker as a span, so that its bounds are visible."""
+    """Return one span for each step of each worker, which shows the bounds of the step."""
     steps = sorted(windows(timeline.spans).items(), key=lambda item: item[1])
     return [
         Span(worker, "step", f"step {step}", start, end - start, 0, step)
@@ -56,7 +57,7 @@ def _steps(timeline: Timeline) -> list[Span]:
 
 
 def _thread(worker: int, track: str, spans: list[Span], zero: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of one lane, on several threads where they overlap."""
+    """Yield the events of one lane, on several threads if they overlap."""
     base = _TRACKS.index(track) * _THREADS + 1
     rows = pack([(span.start, span.end) for span in spans])
     for row in sorted(set(rows)):

@@ -1,11 +1,11 @@
-"""Record spans during a run, at a cost of about a microsecond for each.
+"""Record spans during a run; each takes about a microsecond.
 
 ``add`` appends one tuple to a bounded deque. This is atomic, so the communication thread and the
 main thread can both add without a lock. Checks, rounding and sorting are done after the run.
 
-Times are ``time.perf_counter()`` seconds. ``origin_ns`` is the Unix time at which the recorder
-started, so that the clocks of workers on one host can be aligned. Workers on other hosts pass the
-``offset`` of their host's clock.
+Times are seconds of ``time.perf_counter()``. ``origin_ns`` is the Unix time at which the recorder
+was made; it aligns the clocks of workers on one host. A worker on another host passes the
+``offset`` of its host's clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.timeline.files import write_spans
 from shoal.timeline.span import NO_STEP, Span
 from shoal.timeline.timeline import Timeline
 
-_Raw = tuple[int, str, str, float, float, int, int]  # number of the span, arguments of ``add``
+_Raw = tuple[int, str, str, float, float, int, int]  # serial number, arguments of ``add``
 
 
 class Recorder:
@@ -30,8 +30,9 @@ class Recorder:
 
     Args:
         worker: the rank of the worker.
-        capacity: number of spans to keep; 200,000 take about 40 MB, for some thousand steps.
-        offset: seconds to add to this host's clock to get that of the reference host.
+        capacity: number of spans to keep; 200,000 take about 40 MB, and last for some thousand
+            steps.
+        offset: seconds to add to this host's clock to get the clock of the reference host.
     """
 
     enabled = True
@@ -59,14 +60,14 @@ class Recorder:
         self._append((self._number(), lane, name, start, seconds, nbytes, step))
 
     def span(self, lane: str, name: str, *, nbytes: int = 0, step: int = NO_STEP) -> OpenSpan:
-        """Return a context manager that records the time spent inside, also if it raises."""
+        """Return a context manager that records its block as a span, also if the block raises."""
         return OpenSpan(self, (lane, name), nbytes, step)
 
     def timeline(self, meta: Mapping[str, Any] | None = None) -> Timeline:
         """Return the spans recorded so far, with ``meta`` as facts about the run.
 
-        If some spans of a step were dropped, all of its spans are: a part of a step would look like
-        a fast one.
+        If some spans of a step were dropped, its other spans are left out, too: otherwise the step
+        would look faster than it was.
         """
         spans = self._spans.copy()
         dropped = max((raw[0] for raw in spans), default=-1) + 1 - len(spans)
@@ -78,12 +79,12 @@ class Recorder:
         return Timeline(map(self._span, whole), facts)
 
     def write(self, directory: str | Path, meta: Mapping[str, Any] | None = None) -> Path | None:
-        """Write ``<directory>/spans-<worker>.jsonl`` for ``collect``."""
+        """Write ``<directory>/spans-<worker>.jsonl``, which ``collect`` reads; return its path."""
         return write_spans(self.timeline(meta), directory, worker=self.worker)
 
     def _span(self, raw: _Raw) -> Span:
         _, lane, name, start, seconds, nbytes, step = raw
-        start = round(start - self._zero, 9)  # the clock ticks in nanoseconds
+        start = round(start - self._zero, 9)  # the clock's unit is 1 ns
         return Span(self.worker, lane, name, start, round(seconds, 9), nbytes, step)
 
 
@@ -108,7 +109,7 @@ class NullRecorder(Recorder):
 
 
 class OpenSpan:
-    """A span that has not ended yet; ``nbytes`` may be set until then."""
+    """A context manager that records its block as a span; ``nbytes`` may be set inside."""
 
     __slots__ = ("_label", "_recorder", "_start", "nbytes", "step")
 
@@ -129,7 +130,7 @@ class OpenSpan:
 
 
 class NullSpan(OpenSpan):
-    """A span that is not recorded."""
+    """A context manager that records nothing."""
 
     __slots__ = ()
 
@@ -141,9 +142,9 @@ class NullSpan(OpenSpan):
 
 
 def _clocks(tries: int = 5) -> tuple[int, float]:
-    """Return Unix nanoseconds and ``perf_counter`` seconds of one moment.
+    """Return the same moment as Unix nanoseconds and as ``perf_counter`` seconds.
 
-    Of several tries, the one with the shortest gap between the two readings counts.
+    The two clocks are read one after the other; the try with the shortest delay is used.
     """
     readings = []
     for _ in range(tries):

@@ -15,14 +15,14 @@ WAIT: Final = "wait"
 DATA: Final = "data"
 LANES: Final[tuple[Lane, ...]] = (COMPUTE, EXCHANGE, WAIT, DATA)
 
-NO_STEP: Final = -1  # set-up, evaluation or a checkpoint: drawn, but not in the summary
+NO_STEP: Final = -1  # spans of set-up, evaluation, checkpoints: drawn, but not in the summary
 
 
 class Span(NamedTuple):
-    """One activity of a worker, from ``start`` for ``seconds``.
+    """One activity of a worker, which begins at ``start`` (seconds) and takes ``seconds``.
 
     Lanes: ``compute``; ``exchange``, a message is being sent, whether or not a thread waits for it;
-    ``wait``, the main thread is blocked; ``data``, the batch is being fetched. ``nbytes`` is the
+    ``wait``, the main thread is blocked; ``data``, the next batch is being read. ``nbytes`` is the
     number of bytes sent.
     """
 
@@ -36,5 +36,5 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> float:
-        """The time at which it ended."""
+        """The time at which the activity ended, in seconds."""
         return self.start + self.seconds

@@ -1,9 +1,9 @@
 """Summarise how each worker spends the time of its steps.
 
 The window of a step is from the start of its first span to the end of its last. A worker's wall
-time is the *union* of these windows: time between two steps is not counted, and where steps overlap
-(the next forward starts before the last exchange ends) time is counted once. Spans of a lane may
-overlap as well, and their union is counted.
+time is the length of the *union* of these windows: time between two steps is not counted, and time
+in which two steps overlap (a forward starts before the exchange of the last step ends) is counted
+once. Spans of a lane may overlap as well; such time is also counted once.
 
 Exchange during compute is *overlapped* and costs no time. The rest is *exposed* communication.
 """
@@ -18,11 +18,11 @@ from shoal.timeline.intervals import Interval, intersect, length, union
 from shoal.timeline.span import COMPUTE, DATA, EXCHANGE, LANES, WAIT, Span
 
 PARTS = (COMPUTE, DATA, EXCHANGE, WAIT, "idle")
-"""The parts of a step's wall time; each moment belongs to the first part that covers it."""
+"""The parts of the wall time; a moment with spans of several lanes counts for the first of them."""
 
 
 class Row(NamedTuple):
-    """The steps of one worker, or of all (``worker`` is None); seconds are sums over steps."""
+    """Sums over all steps of one worker, or of all workers (``worker`` is None), in seconds."""
 
     worker: int | None
     steps: int
@@ -32,8 +32,8 @@ class Row(NamedTuple):
     wait: float
     exchange: float
     overlapped: float  # exchange while this worker computes
-    nbytes: int  # exchanged
-    parts: tuple[float, ...]  # by PARTS; they sum to wall
+    nbytes: int  # bytes sent
+    parts: tuple[float, ...]  # seconds of each of PARTS; their sum is wall
 
     @property
     def exposed(self) -> float:
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
     @property
     def step_seconds(self) -> float:
-        """Mean wall time of a step."""
+        """Mean wall time of a step, in seconds."""
         return self.per_step(self.wall)
 
     def per_step(self, seconds: float) -> float:
@@ -50,7 +50,7 @@ class Row(NamedTuple):
         return seconds / self.steps if self.steps else 0.0
 
     def share(self, seconds: float) -> float:
-        """Return ``seconds`` as a fraction of the wall time; 0 if there is none."""
+        """Return ``seconds`` divided by the wall time; 0 if the wall time is 0."""
         return seconds / self.wall if self.wall else 0.0
 
 
@@ -62,7 +62,7 @@ class Summary(NamedTuple):
 
 
 def summarise(spans: Iterable[Span]) -> Summary:
-    """Summarise ``spans``; those that belong to no step are ignored."""
+    """Return the summary of ``spans``; spans that belong to no step are ignored."""
     by_worker: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.step >= 0:
@@ -75,7 +75,7 @@ def summarise(spans: Iterable[Span]) -> Summary:
 
 
 def windows(spans: Iterable[Span]) -> dict[tuple[int, int], Interval]:
-    """Return start and end of each (worker, step)."""
+    """Return {(worker, step): (start, end)}."""
     bounds: dict[tuple[int, int], Interval] = {}
     for span in spans:
         if span.step < 0:
@@ -107,7 +107,7 @@ def _row(worker: int, spans: Sequence[Span]) -> Row:
 
 
 def _parts(wall: float, layers: Iterable[list[Interval]]) -> tuple[float, ...]:
-    """Return the time that each layer covers and no earlier one does, then the uncovered rest."""
+    """Return the seconds that each layer adds to those before it, then the rest of ``wall``."""
     covered: list[Interval] = []
     parts: list[float] = []
     for layer in layers:

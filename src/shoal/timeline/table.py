@@ -1,4 +1,4 @@
-"""Print a summary as a table: mean time for each step, and its share of the wall time."""
+"""Format a summary as a table: mean times per step, and their shares of the wall time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPTION = (
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return one row as text, in the order of ``HEADINGS``."""
+    """Return the cells of one row as texts, in the order of ``HEADINGS``."""
     lanes = (row.compute, row.data, row.exchange, row.overlapped, row.exposed, row.wait)
     return (
         "all" if row.worker is None else str(row.worker),
@@ -40,7 +40,7 @@ def plain_table(summary: Summary) -> str:
 
 
 def rich_table(summary: Summary, *, title: str = "Where the time of a step goes") -> Table:
-    """Return the summary as a table for a terminal."""
+    """Return the summary as a table of the package ``rich``, for a terminal."""
     from rich.table import Table
 
     table = Table(title=title, caption=CAPTION, title_justify="left", caption_justify="left")
@@ -54,7 +54,7 @@ def rich_table(summary: Summary, *, title: str = "Where the time of a step goes"
 
 
 def milliseconds(seconds: float) -> str:
-    """Format ``seconds`` with three digits, in ms, or in s from ten seconds on."""
+    """Return ``seconds`` as text in ms with up to 2 decimals, or in s from ten seconds on."""
     if seconds >= 10:
         return f"{seconds:.1f} s"
     ms = seconds * 1e3
@@ -62,7 +62,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Format ``nbytes`` in powers of 1000."""
+    """Return ``nbytes`` as text in B, kB, MB, GB or TB (powers of 1000)."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

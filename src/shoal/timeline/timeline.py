@@ -1,12 +1,12 @@
 """A timeline: the sorted spans of all workers of one run, with facts about the run.
 
-``meta`` holds facts as JSON values. Keys with a meaning:
+``meta`` holds the facts as JSON values. These keys have a meaning:
 
 * ``strategy``, ``model``, ``workers``, ``samples_per_second``: shown first on the page;
-* ``origin_ns``: the Unix time at which the clock of the spans reads 0; ``merge`` aligns clocks by
-  it;
-* ``dropped`` ``{worker: number of spans}``, ``torn`` ``{worker: reason}``, ``missing``
-  ``[worker]``: which spans the timeline lacks.
+* ``origin_ns``: the Unix time at which the clock of the spans is 0; ``merge`` uses it to align the
+  clocks of several timelines;
+* ``dropped`` ``{worker: number of dropped spans}``, ``torn`` ``{worker: why its file is
+  incomplete}``, ``missing`` ``[worker without a file]``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Timeline:
     meta: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __init__(self, spans: Iterable[Span], meta: Mapping[str, Any] | None = None) -> None:
-        """Check and sort ``spans``, and convert ``meta`` to JSON values."""
+        """Check and sort ``spans``; convert ``meta`` to JSON values."""
         ordered = sorted(spans, key=lambda span: (span.start, span))
         for span in ordered:
             _check(span)
@@ -50,11 +50,11 @@ class Timeline:
         return tuple(sorted({span.step for span in self.spans if span.step >= 0}))
 
     def between(self, first: int, stop: int) -> Timeline:
-        """Return the spans of steps ``first <= step < stop``, as in ``range``."""
+        """Return a timeline with only the spans of steps ``first <= step < stop``."""
         return Timeline((s for s in self.spans if first <= s.step < stop), self.meta)
 
     def merge(self, *others: Timeline) -> Timeline:
-        """Return one timeline of all; clocks are aligned by ``origin_ns`` where present.
+        """Return one timeline with the spans of all; ``origin_ns``, if present, aligns the clocks.
 
         Facts that are mappings (by worker) are merged; of any other fact the first value is used.
         """
@@ -71,45 +71,45 @@ class Timeline:
         return Timeline(spans, meta)
 
     def to_json(self) -> str:
-        """Return JSON lines: a header with the facts, then one span for each line."""
+        """Return JSON lines: a header with the facts, then one line for each span."""
         header = {"format": FORMAT, "spans": len(self.spans), "meta": self.meta}
         return "".join(json.dumps(line) + "\n" for line in (header, *self.spans))
 
     @classmethod
     def from_json(cls, text: str) -> Timeline:
-        """Read what ``to_json`` wrote; raise if it is incomplete."""
+        """Return the timeline that ``to_json`` wrote; raise a UsageError if it is incomplete."""
         timeline, problem = read_lines(text)
         if problem:
             raise UsageError(f"cannot read the timeline: {problem}; record it again")
         return timeline
 
     def summary(self) -> Summary:
-        """Summarise how each worker spends the time of its steps."""
+        """Return how each worker spends the time of its steps."""
         return summarise(self.spans)
 
 
 def read_lines(text: str) -> tuple[Timeline, str]:
-    """Return as much of a timeline as can be read, and why not all ("" if it is complete)."""
+    """Return the part of a timeline that can be read, and why the rest cannot ("" if complete)."""
     lines = text.splitlines()
     try:
         header = json.loads(lines[0])
         if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']!r}, expected {FORMAT!r}")
+            raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
         count, meta = int(header["spans"]), dict(header["meta"])
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        return Timeline(()), f"no header ({error})"
+        return Timeline(()), f"it has no valid header ({error})"
     spans: list[Span] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
             spans.append(_span(json.loads(line)))
         except (TypeError, ValueError) as error:
             return Timeline(spans, meta), f"line {number}: {error}"
-    problem = "" if len(spans) == count else f"{len(spans)} of {count} spans"
+    problem = "" if len(spans) == count else f"it has {len(spans)} of {count} spans"
     return Timeline(spans, meta), problem
 
 
 def as_json_value(value: Any) -> Any:
-    """Convert ``value`` to JSON values, and anything else to text."""
+    """Return ``value`` as JSON values; what JSON cannot hold becomes text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

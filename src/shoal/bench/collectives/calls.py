@@ -1,8 +1,9 @@
-"""The collectives that the suite times, each as a call without arguments, on any process group.
+"""The collectives that the suite times, each as a function without arguments.
 
-The size of a message is that of the larger side on one rank: the whole tensor of all_reduce and
-broadcast, the output of all_gather, the input of reduce_scatter. Bus bandwidth counts the bytes
-that must cross a rank's link at least, as nccl-tests does, so it is comparable across rank counts.
+The size of a message is the larger one of input and output on one rank: the tensor of all_reduce
+and broadcast, the output of all_gather, the input of reduce_scatter. Bus bandwidth is computed as
+in nccl-tests from the bytes that must at least cross the link of a rank, so that it can be compared
+between numbers of ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 Call = Callable[[], object]
 Group = dist.ProcessGroup
-# torch 2.13 has new names for these, and warns of the old ones
+# torch 2.13 has new names for these, and warns if the old names are used
 _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -27,9 +28,9 @@ class TorchCollective:
     """One collective of torch.distributed.
 
     Attributes:
-        name: torch's name of it.
-        prepare: takes a group and a number of elements; returns the call.
-        traffic: takes the number of ranks; returns bytes over a link per byte of message.
+        name: its name in torch, perhaps with a remark.
+        prepare: takes a group and a number of elements; returns the function to time.
+        traffic: takes the number of ranks; returns the bytes over a link per byte of message.
     """
 
     name: str
@@ -56,7 +57,7 @@ def _parts(group: Group, numel: int) -> list[Tensor]:
 
 
 def _flat(group: Group, numel: int) -> Tensor:
-    """Return one tensor with the parts of all ranks."""
+    """Return one tensor with room for the parts of all ranks."""
     return torch.zeros(numel // group.size() * group.size())
 
 
@@ -67,7 +68,7 @@ def _parts_at_root(group: Group, numel: int) -> list[Tensor] | None:
 def _call(
     function: Callable[..., object], *buffers: Callable[[Group, int], object], **root: int
 ) -> Callable[[Group, int], Call]:
-    """Return a function that makes the buffers and binds them to a collective of torch."""
+    """Return a ``prepare`` function, which makes the buffers and binds ``function`` to them."""
 
     def prepare(group: Group, numel: int) -> Call:
         return partial(function, *(make(group, numel) for make in buffers), group=group, **root)
@@ -76,7 +77,7 @@ def _call(
 
 
 def _send_recv(group: Group, numel: int) -> Call:
-    """Return a call that sends from rank 0 to 1 and back; other ranks do nothing."""
+    """Return a function that sends from rank 0 to rank 1 and back; other ranks do nothing."""
     x, rank = torch.zeros(numel // 2), dist.get_rank(group)
 
     def call() -> None:

@@ -38,7 +38,7 @@ _MODELS = {"mlp of 25 M": _mlp, "small gpt": _gpt}
 
 
 def steps(settings: BenchSettings) -> Iterator[Result]:
-    """Yield for each model shoal against gloo, then the control, gloo's twin against gloo."""
+    """Yield two results for each model: shoal against gloo, and the control, gloo against gloo."""
     for done, (name, threshold) in enumerate(_THRESHOLDS.items()):
         settings.progress(f"DDP: {name}", done, len(_THRESHOLDS))
         workers = run_workers(2, time_steps, name, _BLOCKS, seconds=900)
@@ -56,7 +56,7 @@ def _row(case: str, seconds: Sequence[float], ratio: Estimate) -> Result:
 
 
 def time_steps(name: str, blocks: int) -> list[list[float]]:
-    """Return seconds per step on shoal, on gloo, and on gloo again, block by block."""
+    """Return the seconds of a step on shoal, on gloo and on a second gloo group, by block."""
     from shoal.wire.shm import register
 
     keep_memory()

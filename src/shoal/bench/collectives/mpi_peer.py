@@ -1,11 +1,11 @@
-"""Open MPI as a peer of the suite ``collectives``, where it and mpi4py are installed.
+"""Time Open MPI in the suite ``collectives``, if Open MPI and mpi4py are installed.
 
-The workers of a measurement are then started by ``mpirun`` instead of being forked. Each has the
-process groups of torch and MPI's own world, so that all contenders take turns in the same
-processes. Nothing in Shoal needs MPI; without it the suite says so and measures the others.
+The workers of a measurement are then started by ``mpirun``. Each has the process groups of torch
+and MPI's COMM_WORLD, so that all contenders take turns in the same processes. Nothing in Shoal
+needs MPI; without it the suite measures the other contenders only.
 
-MPI waits by polling. ``mpi_yield_when_idle`` makes it yield the core in between, which is necessary
-where ranks share cores. Its processes are not bound to cores, because those of its peers are not.
+MPI waits by polling. ``mpi_yield_when_idle`` makes it yield the core while it polls, which is
+necessary if ranks share cores. Processes are not bound to cores, as without ``mpirun``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SECONDS, _TRIAL_SECONDS = 1800, 60
 
 
 class MpiInstallation(NamedTuple):
-    """MPI's name with its version, or why it cannot be measured."""
+    """The name of MPI with its version, or the reason why it cannot be measured."""
 
     name: str = ""
     why_not: str = ""
@@ -44,7 +44,7 @@ class MpiInstallation(NamedTuple):
 
 @lru_cache(maxsize=1)
 def find_mpi() -> MpiInstallation:
-    """Look for Open MPI and mpi4py, and try them."""
+    """Return the name of the installed Open MPI, after a trial run, or why it cannot be used."""
     if find_spec("mpi4py") is None:
         return MpiInstallation(why_not="mpi4py is not installed (pip install mpi4py)")
     if shutil.which("mpirun") is None:
@@ -52,7 +52,7 @@ def find_mpi() -> MpiInstallation:
     output = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     version = re.search(r"Open MPI\)? v?([\d.]+)", output)
     if version is None:
-        return MpiInstallation(why_not="mpirun is not that of Open MPI")
+        return MpiInstallation(why_not="mpirun does not belong to Open MPI")
     try:
         _mpirun(2, "import mpi4py.MPI", seconds=_TRIAL_SECONDS)
     except FaultError as error:
@@ -61,10 +61,10 @@ def find_mpi() -> MpiInstallation:
 
 
 def launch(ranks: int, nbytes: int, blocks: int) -> list[list[dict[str, list[float]]]]:
-    """Run ``times.time_blocks`` with MPI on ``ranks`` workers; return what each returned.
+    """Run ``times.time_blocks`` in ``ranks`` workers of mpirun; return the result of each rank.
 
     Raises:
-        FaultError: the workers failed; it contains the end of their output.
+        FaultError: the workers failed; the message has the end of their output.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-mpi-") as folder:
         _mpirun(ranks, _MAIN, str(nbytes), str(blocks), folder, seconds=_SECONDS)
@@ -88,15 +88,15 @@ def _mpirun(ranks: int, code: str, *words: str, seconds: float) -> None:
         except subprocess.TimeoutExpired:
             raise FaultError(f"mpirun -n {ranks} did not end within {seconds:g} s") from None
         finally:
-            running.terminate()  # mpirun then ends its workers, which it cannot when killed
+            running.terminate()  # not kill: on SIGTERM mpirun also ends its workers
     if running.returncode:
-        own = output.partition("-----")[0].strip() or output.strip()  # before mpirun's epilogue
+        own = output.partition("-----")[0].strip() or output.strip()  # without mpirun's own text
         tail = " / ".join(own.splitlines()[-8:])
-        raise FaultError(f"mpirun -n {ranks} ended with {running.returncode}: {tail}")
+        raise FaultError(f"mpirun -n {ranks} ended with exit code {running.returncode}: {tail}")
 
 
 def work(nbytes: str, blocks: str, folder: str) -> None:
-    """Time all contenders in a worker of ``mpirun``, and write the times to a file."""
+    """Time all contenders in a worker of ``mpirun``; write the times to ``folder/<rank>.json``."""
     mpi: Any = import_module("mpi4py.MPI")
     world = mpi.COMM_WORLD
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size))
@@ -110,10 +110,10 @@ def work(nbytes: str, blocks: str, folder: str) -> None:
 
 
 def prepare(mpi: Any, name: str, numel: int) -> Call:
-    """Return MPI's call of a collective of torch, on ``numel`` elements.
+    """Return a function that calls the MPI collective for the torch collective ``name``.
 
-    MPI has only flat buffers, so torch's forms with lists are compared with these, and an
-    all_reduce of a shared bucket with MPI's only Allreduce.
+    MPI has only flat buffers, so torch's collectives with lists of tensors and with one tensor are
+    compared with the same MPI call. So are all_reduce with and without a shared bucket.
     """
     world, each = mpi.COMM_WORLD, numel // mpi.COMM_WORLD.size
     root = world.rank == 0
@@ -138,7 +138,7 @@ def prepare(mpi: Any, name: str, numel: int) -> Call:
 
 
 def _buffer(mpi: Any, numel: int) -> list[Any]:
-    """Return zeros, in the form that mpi4py takes."""
+    """Return a buffer of zeros as mpi4py expects it: [memory, type]."""
     import torch
 
     return [mpi.buffer(torch.zeros(numel)), mpi.FLOAT]

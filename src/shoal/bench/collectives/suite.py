@@ -1,18 +1,20 @@
 """Suite ``collectives``: the shoal backend against gloo, Open MPI and a copy of the message.
 
-Module ``times`` measures; ``mpi_peer`` adds Open MPI where it is installed.
+Module ``times`` measures; ``mpi_peer`` adds Open MPI if it is installed.
 
-Thresholds, all of ratios of times:
+Thresholds:
 
-* all_reduce of 64 KB and more: a third of gloo's time; of a shared bucket, a fifth;
-* of a bucket of 64 MB: 2.5 (2 ranks) or 3.5 (4 ranks) copies;
-* no collective is slower than gloo;
-* of 1 MB and more, no all_reduce is slower than MPI's (other collectives are only reported);
-* a step of DDP: 0.75 of gloo's on a large model, 1 on a small one.
+* all_reduce of 64 KB, 1 MB, 16 MB and 64 MB takes at most a third of gloo's time; all_reduce of a
+  shared bucket takes at most a fifth;
+* all_reduce of a shared bucket of 64 MB takes at most as long as 2.5 copies of the message (2
+  ranks) or 3.5 copies (4 ranks);
+* no collective is slower than gloo's;
+* all_reduce of 1 MB and more is not slower than MPI's (other collectives have no limit);
+* a step of DDP takes at most 0.75 of the time on gloo for a large model, and 1 for a small one.
 
-The A/A control of every case is a twin: shoal against itself. Its half-width widens the threshold
-by the same share. Above ``MAX_HALF_WIDTH`` there is a verdict only where the whole interval of the
-ratio lies on one side of the threshold.
+The A/A control of every case times shoal twice. The half-width of its interval, multiplied by the
+threshold, is added to the threshold. If the half-width is above ``MAX_HALF_WIDTH``, the result is
+inconclusive unless the whole interval of the ratio lies on one side of the threshold.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ SIZES = tuple(4 * KB * 4**i for i in range(8))  # 4 KB .. 64 MB
 RANKS = (2, 4)
 MOST_RANKS = 64
 _STRICT_SIZES = (64 * KB, MB, 16 * MB, 64 * MB)
-_COPIES = {2: "<= 2.5", 4: "<= 3.5"}  # of a bucket of 64 MB
-_BUFFERS = 10  # messages in a worker's memory at most, of all contenders together
+_COPIES = {2: "<= 2.5", 4: "<= 3.5"}  # number of ranks -> threshold for a bucket of 64 MB
+_BUFFERS = 10  # largest number of messages in a worker's memory, for all contenders together
 _UNITS = {"B": 1, "KB": KB, "MB": MB, "GB": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]?B)", re.IGNORECASE)
 _TIME, _BANDWIDTH = ": time", ": bus bandwidth"
@@ -79,18 +81,18 @@ def size_text(nbytes: int) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes from ``4KB:64MB``, in steps of four, or of ``4KB`` alone.
+    """Return the sizes in bytes: of ``4KB:64MB`` each four times the last; of ``4KB`` only one.
 
     >>> parse_sizes("4KB:64KB")
     (4096, 16384, 65536)
     """
     ends = [_SIZE.fullmatch(part.strip()) for part in text.split(":")]
     if len(ends) not in (1, 2) or any(end is None for end in ends):
-        raise BadArgument(f"--sizes {text}", "sizes are written 4KB:64MB, or 1MB for one alone")
+        raise BadArgument(f"--sizes {text}", "write sizes as in 4KB:64MB, or one size as in 1MB")
     first, *rest = (int(end[1]) * _UNITS[end[2].upper()] for end in ends if end)
     last = rest[0] if rest else first
     if not 64 <= first <= last:
-        raise BadArgument(f"--sizes {text}", "the first is the smaller one, and at least 64B")
+        raise BadArgument(f"--sizes {text}", "the first size must be >= 64B and <= the second")
     sizes = [first]
     while sizes[-1] * 4 <= last:
         sizes.append(sizes[-1] * 4)
@@ -105,19 +107,19 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """
     call, parts = f"--ranks {text}", [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise BadArgument(call, "numbers of ranks are written 2,4, or 2 for one alone")
+        raise BadArgument(call, "write numbers of ranks as in 2,4, or one number as in 2")
     counts = tuple(int(part) for part in parts)
     if not all(2 <= count <= MOST_RANKS for count in counts):
-        raise BadArgument(call, f"each must lie in 2 .. {MOST_RANKS}")
+        raise BadArgument(call, f"each number of ranks must lie in 2 .. {MOST_RANKS}")
     if len(set(counts)) < len(counts):
-        raise BadArgument(call, "name each number once")
+        raise BadArgument(call, "a number of ranks occurs twice; give each number once")
     return counts
 
 
 def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
     """Return the suite for these numbers of ranks and sizes in bytes.
 
-    By default they are 2 and 4 ranks, and 4 KB to 64 MB.
+    The defaults are 2 and 4 ranks, and 4 KB to 64 MB.
 
     Raises:
         BadArgument: the messages of all ranks do not fit this machine's memory.
@@ -127,8 +129,8 @@ def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
     if memory and _BUFFERS * largest * most > memory:
         raise BadArgument(
             f"--sizes up to {size_text(largest)}",
-            f"{most} ranks need {_BUFFERS * largest * most / 2**30:.0f} GB together, and this "
-            f"machine has {memory / 2**30:.0f}; choose smaller messages or fewer ranks",
+            f"{most} ranks need {_BUFFERS * largest * most / 2**30:.0f} GB together, but this "
+            f"machine has {memory / 2**30:.0f} GB; choose smaller messages or fewer ranks",
         )
     return replace(SUITE, run=partial(run, ranks=ranks, sizes=sizes))
 
@@ -136,7 +138,7 @@ def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
 def run(
     settings: BenchSettings, ranks: Sequence[int] = (), sizes: Sequence[int] = ()
 ) -> Iterator[Result]:
-    """Yield every result; steps of DDP too, unless ranks or sizes are chosen."""
+    """Yield every result; also steps of DDP, unless quick or if ranks or sizes are given."""
     peer = mpi_peer.find_mpi().name
     chosen = sizes or (SIZES[::2][:3] if settings.quick else SIZES)
     counts = ranks or (RANKS[:1] if settings.quick else RANKS)
@@ -156,9 +158,9 @@ def run(
 
 
 def measure(ranks: int, nbytes: int, blocks: int, *, mpi: bool = False) -> dict[str, Times]:
-    """Time every collective for one size, in one set of workers; return times by its name.
+    """Return the times of every collective for one size, by name of the collective.
 
-    With ``mpi`` the workers are started by ``mpirun``, so that MPI is a contender too.
+    All are timed in the same workers. With ``mpi``, ``mpirun`` starts them, and MPI is timed, too.
     """
     if mpi:
         workers = mpi_peer.launch(ranks, nbytes, blocks)
@@ -171,7 +173,7 @@ def measure(ranks: int, nbytes: int, blocks: int, *, mpi: bool = False) -> dict[
 
 
 def rows(measured: Sequence[Measured], peer: str) -> Iterator[Result]:
-    """Yield a table of all sizes against each peer, then the controls."""
+    """Yield the results against gloo, against MPI and against a copy, then the controls."""
     yield from (time_row(*item, GLOO, "gloo") for item in measured)
     yield from (time_row(*item, MPI, peer) for item in measured if MPI in item[1])
     yield from (bandwidth_row(*item) for item in measured)
@@ -179,7 +181,7 @@ def rows(measured: Sequence[Measured], peer: str) -> Iterator[Result]:
 
 
 def time_row(case: CollectiveCase, times: Times, who: str, peer: str) -> Result:
-    """Return the time of a call, against a peer's."""
+    """Return the result for the time of a call, compared with contender ``who``, named ``peer``."""
     threshold = gloo_threshold(case) if who == GLOO else mpi_threshold(case)
     ours = 1e6 * median(times[SHOAL])
     row = Result(str(case), f"{case.name}{_TIME}", ours, "us", peer, 1.0)
@@ -187,7 +189,7 @@ def time_row(case: CollectiveCase, times: Times, who: str, peer: str) -> Result:
 
 
 def bandwidth_row(case: CollectiveCase, times: Times) -> Result:
-    """Return the bus bandwidth of a call, and its time against that of a copy."""
+    """Return the result with the bus bandwidth of a call, and the ratio of its time to a copy's."""
     collective = next(each for each in COLLECTIVES if each.name == case.name)
     bandwidth = collective.traffic(case.ranks) * case.nbytes / median(times[SHOAL]) / 1e9
     row = Result(str(case), f"{case.name}{_BANDWIDTH}", bandwidth, "GB/s", "a copy", 1.0)
@@ -195,7 +197,7 @@ def bandwidth_row(case: CollectiveCase, times: Times) -> Result:
 
 
 def control_row(case: CollectiveCase, times: Times) -> Result:
-    """Return the A/A control: the twin against shoal."""
+    """Return the result of the A/A control: the twin of shoal compared with shoal."""
     seconds = 1e6 * median(times[TWIN])
     row = Result(f"{case}, A/A", f"{case.name}{_TIME}", seconds, "us", "itself", 1.0)
     ratio = estimate(paired_ratios(times[TWIN], times[SHOAL]))
@@ -203,14 +205,14 @@ def control_row(case: CollectiveCase, times: Times) -> Result:
 
 
 def _with_verdict(row: Result, times: Times, who: str, threshold: str | None) -> Result:
-    """Return the row with its ratio, threshold and verdict."""
+    """Return the result with the ratio to contender ``who``, the threshold and the verdict."""
     ratio = estimate(paired_ratios(times[SHOAL], times[who]))
     noise = estimate(paired_ratios(times[TWIN], times[SHOAL])).interval.half_width
     passes = None
     if threshold is not None:
         limit = Threshold.parse(threshold)
         if noise <= MAX_HALF_WIDTH:
-            passes = limit.met(ratio.value, slack=noise * limit.limit)  # noise is a share of time
+            passes = limit.met(ratio.value, slack=noise * limit.limit)  # noise is relative
         else:
             passes = interval_verdict(limit, ratio)
     return replace(
@@ -244,7 +246,7 @@ Series = dict[str, list[tuple[float, float]]]
 
 
 def draw(report: Report, folder: Path) -> Iterator[Path]:
-    """Plot time over size, one file for each collective and number of ranks."""
+    """Write a plot of time over size for each collective and number of ranks; yield the paths."""
     for (name, ranks), series in plot_series(report).items():
         path = folder / f"{re.sub('[^a-z_]+', '-', name)}-{ranks}-ranks.svg"
         write_plot(path, f"{name}, {ranks} ranks", "bytes of the message", "microseconds", series)

@@ -1,9 +1,9 @@
-"""Time collectives side by side in a worker: shoal, its twin, gloo, perhaps MPI, and a copy.
+"""Time collectives in a worker: on shoal, its twin, gloo, perhaps MPI, and a copy for comparison.
 
-One set of workers holds every contender, and they take turns block by block, so that a disturbance
-of the machine affects all. Two neighbouring blocks have opposite orders, and the next two begin
-with the next contender. The copy is one ``memmove`` of the message by rank 0, while the other ranks
-sleep.
+The same workers run all contenders in turns, block by block, so that a disturbance of the machine
+affects all contenders. Two consecutive blocks have opposite orders, and the next two begin with the
+next contender. The copy is one ``memmove`` of the message by rank 0, while the other ranks wait in
+a barrier.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from shoal.bench.collectives.calls import COLLECTIVES, Call
 
 SHOAL, TWIN, GLOO, MPI, COPY = "shoal", "twin", "gloo", "mpi", "copy"
 Times = Mapping[str, Sequence[float]]
-"""Seconds of a call of each contender, block by block."""
+"""Contender -> seconds of a call, block by block."""
 PrepareMpi = Callable[[str, int], Call]
-"""Takes a collective's name and a number of elements; returns MPI's call of that collective."""
-_BLOCK_NBYTES, _CALLS = 16 << 20, 20  # of a block: as many calls as move so much, but not more
+"""Takes the name of a collective and a number of elements; returns a function that calls MPI."""
+_BLOCK_NBYTES, _CALLS = 16 << 20, 20  # limits of bytes and of calls in a block
 
 
 def time_blocks(
     nbytes: int, blocks: int, prepare_mpi: PrepareMpi | None = None
 ) -> list[dict[str, list[float]]]:
-    """Return, for each collective, the seconds of each contender in this worker."""
+    """Join the group; return, for each collective, the seconds of each contender in this worker."""
     import torch.distributed as dist
 
     from shoal.wire.shm import register

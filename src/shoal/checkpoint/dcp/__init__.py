@@ -1,4 +1,4 @@
-"""Save and load with torch.distributed.checkpoint (DCP): its planners, with Shoal's own files.
+"""Save and load with the planners of torch.distributed.checkpoint (DCP), but Shoal's own files.
 
-Importing DCP takes long, so :mod:`shoal.checkpoint` imports this package only when it is needed.
+Importing DCP takes long, so ``save`` and ``load`` import this package when they are called.
 """

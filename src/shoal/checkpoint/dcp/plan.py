@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from shoal.checkpoint.files.raw import DTYPES, dtype_name, unsavable
+from shoal.checkpoint.files.raw import DTYPES, dtype_name, why_unsavable
 from shoal.errors import BadArgument, CheckpointError
 
 Description = dict[str, Any]
@@ -30,19 +30,19 @@ Description = dict[str, Any]
 
 
 def check_savable(tensors: Mapping[str, Tensor], *, allow_sharded: bool) -> None:
-    """Raise if a tensor cannot be saved, naming it; DTensors need ``allow_sharded``."""
+    """Raise a BadArgument for a tensor that cannot be saved; DTensors need ``allow_sharded``."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             if not allow_sharded:
-                raise BadArgument(name, "a DTensor belongs to several workers: put it in shared")
+                raise BadArgument(name, "a DTensor belongs to several workers; put it in shared")
             if any(placement.is_partial() for placement in tensor.placements):
-                raise BadArgument(name, "a partial sum cannot be saved: redistribute it first")
-        if (why := unsavable(_local(tensor))) is not None:
-            raise BadArgument(name, why)
+                raise BadArgument(name, "a partial sum cannot be saved; redistribute it first")
+        if (reason := why_unsavable(_local(tensor))) is not None:
+            raise BadArgument(name, reason)
 
 
 def find_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, str], list[str]]:
-    """Return which name shares the memory of which earlier name, and the names without memory.
+    """Return {name: earlier name with the same memory}, and the names of tensors without memory.
 
     An empty shard has no memory to compare, so this rank cannot say whether it is tied.
     """
@@ -63,10 +63,11 @@ def find_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, str], list[str]]
 def describe(
     planner: DefaultSavePlanner, shared: Any, tensors: list[dict[str, Tensor]]
 ) -> Description:
-    """Describe this rank's tensors; ``shared`` is the tree that must be equal on all ranks.
+    """Return the description of this rank's tensors.
 
-    Ties are searched inside each element of ``tensors`` only: a replica may share memory with its
-    rank's model, but differ from the model that another rank saves.
+    ``shared`` is the JSON tree that must be equal on all ranks. Tied names are searched in each
+    dict of ``tensors`` (shared, mine) separately: a replica in mine may share memory with the model
+    of this rank, but the saved model may be written by another rank and differ from the replica.
     """
     ties = [find_tied(group) for group in tensors]
     alias = {name: first for aliases, _ in ties for name, first in aliases.items()}
@@ -79,7 +80,7 @@ def describe(
 def plan_writes(
     planner: DefaultSavePlanner, descriptions: list[Description]
 ) -> tuple[list[SavePlan], dict[str, str]]:
-    """Return the plan of every rank, and which names are tied to which."""
+    """Return the plan of every rank, and {tied name: name whose tensor is saved}."""
     _check_shared_equal(descriptions)
     alias = _common_alias(descriptions)
     plans = [
@@ -89,7 +90,8 @@ def plan_writes(
     try:
         final, _ = planner.create_global_plan(plans)
     except ValueError as error:
-        raise CheckpointError(f"the shards of a tensor do not fill it: {error}") from error
+        why = "the shards of a tensor overlap or leave gaps"
+        raise CheckpointError(f"{why}: {error}") from error
     return final, alias
 
 
@@ -104,7 +106,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _common_alias(descriptions: list[Description]) -> dict[str, str]:
-    """Return the ties that all ranks see which have memory to compare."""
+    """Return {tied name: saved name} for ties on which all ranks with this tensor agree."""
     votes: dict[str, list[str | None]] = {}
     for d in descriptions:
         unknown = set(d["silent"])
@@ -120,20 +122,20 @@ def _common_alias(descriptions: list[Description]) -> dict[str, str]:
 
 
 def _check_shared_equal(descriptions: list[Description]) -> None:
-    """Raise if ranks have different shared state, naming the first difference."""
+    """Raise a CheckpointError that names the first difference in the shared state of the ranks."""
     first, tree = _shared_types(descriptions[0]), descriptions[0]["tree"]
     for rank, description in enumerate(descriptions[1:], start=1):
         other = _shared_types(description)
         for name in dict.fromkeys([*first, *other]):
             a, b = first.get(name, "absent"), other.get(name, "absent")
             on_both = name in first and name in other
-            # a rank outside of a DTensor's mesh has no part of it
+            # absent is allowed if the trees are equal: some ranks are not in a DTensor's mesh
             if a != b and (on_both or description["tree"] != tree):
-                why = f"{name} is {a} on rank 0, {b} on {rank}"
+                why = f"{name} is {a} on rank 0, but {b} on rank {rank}"
                 raise CheckpointError(f"shared state differs: {why}")
         if description["tree"] != tree:
-            why = f"a number, string or key on rank {rank} is not that of rank 0"
-            raise CheckpointError(f"shared state differs: {why}; put it in mine")
+            why = f"a number, string or key on rank {rank} is not equal to that of rank 0"
+            raise CheckpointError(f"shared state differs: {why}; put what differs in mine")
 
 
 def _shared_types(description: Description) -> dict[str, str]:

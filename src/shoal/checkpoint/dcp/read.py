@@ -1,7 +1,7 @@
-"""Read the tensors of a checkpoint: into new tensors, or into those of a template.
+"""Read the tensors of a checkpoint into given tensors, or into new ones.
 
-DCP's planner computes which parts of which chunks a template needs, however its DTensors are
-sharded now. DCP's own storage reader uses pickle, so this module reads the files itself.
+DCP's planner computes which parts of which chunks a given tensor needs, also for a DTensor that is
+sharded differently now. DCP's own storage reader uses pickle, so this module reads the files.
 """
 
 from __future__ import annotations
@@ -31,43 +31,47 @@ from shoal.checkpoint.tree import flatten, unflatten
 from shoal.errors import CheckpointMismatch
 
 
-def check_template(into: Nested, manifest: Manifest, where: str) -> None:
-    """Raise if the checkpoint does not fit the template, before anything is overwritten.
+def check_into(into: Nested, manifest: Manifest, checkpoint_text: str) -> None:
+    """Raise if the checkpoint cannot be loaded into ``into``; changes nothing.
 
     Raises:
-        CheckpointMismatch: names the first tensor that is absent or differs.
+        CheckpointMismatch: the message names the first tensor that is absent or differs.
     """
     _, targets = flatten(into, "shared")
     for name, target in targets.items():
         shown = name.removeprefix("shared/")
         if name not in manifest.tensors and name not in manifest.alias:
-            raise CheckpointMismatch(f"{shown}: the model has it, {where} does not")
+            raise CheckpointMismatch(f"{shown} is in the model, but not in {checkpoint_text}")
         entry = manifest.entry(name)
         saved = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
-        require_same_type(shown, target, saved, where)
+        require_same_type(shown, target, saved, checkpoint_text)
     alias, _ = find_tied(targets)
     for name, first in alias.items():
         if manifest.alias.get(name, name) != manifest.alias.get(first, first):
             pair = f"{name.removeprefix('shared/')} and {first.removeprefix('shared/')}"
-            raise CheckpointMismatch(f"{pair} are tied in the model, but not in {where}")
+            raise CheckpointMismatch(f"{pair} are tied in the model, but not in {checkpoint_text}")
 
 
 def fill(path: Path, manifest: Manifest, tree: Any, into: Nested | None) -> Any:
-    """Return the tree with its tensors read from the checkpoint; tied names get one tensor."""
+    """Return the state that ``tree`` describes, with its tensors read from the checkpoint.
+
+    The tensors of ``into`` are filled in place. Others are new; saved tied names share a new one.
+    """
     names: dict[str, None] = {}
     unflatten(tree, lambda name: names.setdefault(name))
-    template = {} if into is None else flatten(into, "shared")[1]
+    into_tensors = {} if into is None else flatten(into, "shared")[1]
     targets: dict[str, Tensor] = {}
     for name in names:
-        source = manifest.alias.get(name, name)
-        target = template.get(name)
+        saved_name = manifest.alias.get(name, name)
+        target = into_tensors.get(name)
         if target is not None and (isinstance(target, DTensor) or not target.is_meta):
             targets[name] = target
-        elif source not in targets:
-            targets[source] = _empty(manifest.tensors[source])
+        elif saved_name not in targets:
+            targets[saved_name] = _empty(manifest.tensors[saved_name])
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    names_saved = (*manifest.tensors, *manifest.alias)  # a tied name has its own entry
-    metadata = Metadata({name: _metadata(manifest.entry(name)) for name in names_saved})
+    # DCP must find tied names, too: ``into`` may have a separate tensor for each
+    all_names = (*manifest.tensors, *manifest.alias)
+    metadata = Metadata({name: _metadata(manifest.entry(name)) for name in all_names})
     planner.set_up_planner(targets, metadata, is_coordinator=True)
     plan = planner.finish_plan(planner.create_local_plan())
     with DataFiles(path, manifest) as files, torch.no_grad():

@@ -1,6 +1,6 @@
-"""Write one rank's state: flatten it, plan with all ranks, write the data file, make the manifest.
+"""Write one rank's state: flatten it, describe it to all ranks, write the data file and manifest.
 
-DCP's own storage writer uses pickle, so this module writes the file itself.
+DCP's own storage writer uses pickle, so this module writes the data file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from shoal.errors import BadArgument, CheckpointError
 
 
 class StateWriter:
-    """One rank's state, flattened, and the DCP planner of its tensors.
+    """The flattened state of one rank, and the DCP planner for its tensors.
 
     Raises:
-        BadArgument: a value cannot be saved; names it.
+        BadArgument: a value cannot be saved; the message names it.
     """
 
     def __init__(self, state: State, rank: int) -> None:
@@ -35,7 +35,9 @@ class StateWriter:
         self.mine, mine_tensors = flatten(state.mine, f"rank{rank}")
         self.meta, meta_tensors = flatten(state.meta, "meta")
         if meta_tensors:
-            raise BadArgument(next(iter(meta_tensors)), "meta holds no tensors: use shared or mine")
+            raise BadArgument(
+                next(iter(meta_tensors)), "put tensors in shared or mine, not in meta"
+            )
         check_savable(shared_tensors, allow_sharded=True)
         check_savable(mine_tensors, allow_sharded=False)
         self._tensors = [shared_tensors, mine_tensors]
@@ -47,7 +49,7 @@ class StateWriter:
         return describe(self.planner, self.shared, self._tensors)
 
     def write(self, file: Path, plan: SavePlan) -> dict[str, Any]:
-        """Write this rank's data file; return its part of the manifest as JSON."""
+        """Write this rank's data file; return this rank's part of the manifest as JSON values."""
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             chunks = self._write_chunks(fd, file.name, self.planner.finish_plan(plan))
@@ -62,9 +64,9 @@ class StateWriter:
         return {"file": file.name, "chunks": chunks, "kinds": types, "mine": self.mine}
 
     def _write_chunks(self, fd: int, file: str, plan: SavePlan) -> list[tuple[str, Any]]:
-        """Write the tensors of the plan one after another; return name and chunk of each."""
+        """Write the tensors of the plan one after another; return (name, chunk) of each."""
         chunks: list[tuple[str, Any]] = []
-        at = 0
+        offset = 0
         for item in plan.items:
             values = self.planner.resolve_data(item)
             if not isinstance(values, Tensor) or item.index.offset is None:
@@ -72,12 +74,12 @@ class StateWriter:
             values = dense(values)
             crc = write_all(fd, view := view_bytes(values))
             position = tuple(item.index.offset), tuple(values.shape), values.stride()
-            chunks.append((item.index.fqn, asdict(Chunk(file, at, len(view), crc, *position))))
-            at += len(view)
+            chunks.append((item.index.fqn, asdict(Chunk(file, offset, len(view), crc, *position))))
+            offset += len(view)
         return chunks
 
     def manifest(self, step: int, parts: list[dict[str, Any]], alias: dict[str, str]) -> Manifest:
-        """Combine what :meth:`write` returned on all ranks."""
+        """Return the manifest; ``parts`` is what :meth:`write` returned on each rank."""
         types: dict[str, Any] = {}
         chunks: dict[str, list[Chunk]] = {}
         files: dict[str, int] = {}

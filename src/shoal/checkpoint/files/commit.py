@@ -1,12 +1,13 @@
 """Create a checkpoint atomically, and delete old ones.
 
-Phases of a save, on rank 0 under the lock of the root; each phase is durable before the next:
+A save has four phases. Rank 0 holds the lock of the root during all of them. The files of a phase
+are on disk (fsync) before the next one begins:
 
 1. :func:`sweep` deletes what interrupted saves left behind.
 2. All ranks write their data files into a temporary directory.
 3. :func:`commit` renames that directory, then writes the manifest and renames it into place. From
    this moment the checkpoint exists.
-4. :func:`prune` deletes checkpoints beyond the number to keep.
+4. :func:`prune` deletes the oldest checkpoints, so that only the number to keep is left.
 
 A crash at any point leaves either the old or the new manifest, never a part of one.
 """
@@ -61,7 +62,7 @@ class PendingSave:
         return self.path / f"manifest-{self.token}{_NEW}"
 
     def roll_back(self) -> None:
-        """Delete what this save has written, unless a manifest refers to it already."""
+        """Delete the files of this save, except those that a complete manifest refers to."""
         shutil.rmtree(self.temporary, ignore_errors=True)
         try:
             committed = self.token.encode() in (self.path / NAME).read_bytes()
@@ -75,7 +76,7 @@ class PendingSave:
 
 
 def commit(save: PendingSave, manifest: Manifest) -> None:
-    """Move the data files into place, then write the manifest, with fsync between."""
+    """Move the data files into place and fsync, then write the manifest."""
     sync_directory(save.temporary)
     if save.path.exists():  # the step is saved again: old files stay until the manifest is replaced
         for name in manifest.files:
@@ -96,17 +97,17 @@ def commit(save: PendingSave, manifest: Manifest) -> None:
 
 
 def prune(save: PendingSave, keep: int) -> None:
-    """Delete checkpoints until ``keep`` valid ones are left; never the one just saved."""
+    """Delete the oldest checkpoints beyond ``keep``, and data of earlier saves of this step."""
     _delete(save.path, lambda name: _is_checkpoint_file(name) and save.token not in name)
     others = [path for path in steps(save.root) if path != save.path and _is_valid(path)]
     for path in others[max(keep - 1, 0) :]:
-        grave = save.root / f"{TEMPORARY}old-{path.name}-{save.token}"
-        os.rename(path, grave)  # first, so that a half-deleted directory is not a checkpoint
-        shutil.rmtree(grave)
+        renamed = save.root / f"{TEMPORARY}old-{path.name}-{save.token}"
+        os.rename(path, renamed)  # a half-deleted directory must not look like a checkpoint
+        shutil.rmtree(renamed)
 
 
 def sweep(save: PendingSave) -> None:
-    """Delete what interrupted saves left behind; under the lock no other save is running."""
+    """Delete what interrupted saves left behind. The caller must hold the lock of the root."""
     for path in save.root.iterdir():
         if path.name.startswith(TEMPORARY) and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -141,14 +142,14 @@ def _is_valid(path: Path) -> bool:
 
 
 def make_root(root: Path) -> None:
-    """Make the directory and its parents if absent, durably."""
+    """Make the directory and its parents if they are absent, and fsync them."""
     missing = [path for path in (root, *root.parents) if not path.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
         for path in missing:
             sync_directory(path.parent)
     except FileExistsError:
-        raise CheckpointError(f"{root} is a file: name a directory for checkpoints") from None
+        raise CheckpointError(f"{root} is a file; pass a directory for checkpoints") from None
     except OSError as error:
         why = f"cannot make the directory {root} for checkpoints: {error.strerror}"
         raise CheckpointError(f"{why}; choose another path") from error
@@ -160,7 +161,8 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot
+        # some network filesystems cannot fsync a directory
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(fd)
@@ -174,7 +176,7 @@ def locked(root: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        why = "another run is saving there now: give each run its own directory"
+        why = "another run is saving there now; give each run its own directory"
         raise CheckpointError(f"{root}: {why}") from None
     except OSError:  # this filesystem has no locks: save without one
         pass
@@ -189,10 +191,10 @@ def locked(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_space(root: Path, nbytes: int) -> Iterator[None]:
-    """Raise with the number of bytes needed if the disk is full, before or while writing."""
+    """Raise a CheckpointError if fewer than ``nbytes`` are free, or the disk gets full inside."""
     free = shutil.disk_usage(root).free
     text = f"No space left in {root}: needed {nbytes:,} bytes, had {free:,}"
-    text = f"{text}; free some, lower keep, or choose another path"
+    text = f"{text}; free some space, lower keep, or choose another path"
     if free < nbytes:
         raise CheckpointError(text)
     try:

@@ -40,12 +40,13 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(path)
     if not text or not text.isprintable():
-        raise CheckpointError(f"{text!r} cannot name a checkpoint: empty or unprintable characters")
+        why = "it is empty or has unprintable characters"
+        raise CheckpointError(f"{text!r} cannot be the path of a checkpoint: {why}")
     try:
         os.stat(text)
     except FileNotFoundError:
         pass
-    except OSError as error:  # loops of symlinks, names too long, a file in place of a directory
+    except OSError as error:  # a loop of symlinks, a name too long, a parent that is a file
         shown = text if len(text) <= 120 else f"{text[:80]}… ({len(text)} characters)"
         raise CheckpointError(f"{shown}: {error.strerror}; choose another path") from error
     return Path(text)
@@ -64,8 +65,8 @@ def steps(root: Path) -> list[Path]:
 def newest(root: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint under ``root`` with a valid manifest and file sizes, or None.
 
-    The bytes of tensors are not read here. :func:`load` reads them, and uses the checkpoint before
-    it if they are damaged.
+    The bytes of tensors are not checked here. :func:`load` checks them, and loads an older
+    checkpoint if they are damaged.
     """
     for path in steps(check_path(root)):
         with contextlib.suppress(CheckpointError):
@@ -75,7 +76,7 @@ def newest(root: str | os.PathLike[str]) -> Path | None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the checkpoint in ``path``; check it and the sizes of data files.
+    """Return the manifest of the checkpoint ``path``, after checking it and the data files' sizes.
 
     Raises:
         CheckpointMissing: there is no manifest, so the save did not finish.
@@ -85,7 +86,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         fd, nbytes = _open_regular(file)
     except FileNotFoundError:
-        raise CheckpointMissing(f"{file}: missing, so the save did not finish") from None
+        raise CheckpointMissing(f"{file} is missing, so the save did not finish") from None
     try:
         if nbytes > MANIFEST_NBYTES_MAX:
             raise CheckpointCorrupt(f"{file}: {nbytes} bytes are too many for a manifest")
@@ -101,7 +102,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 class DataFiles:
-    """The data files of a checkpoint; each is opened once, so that none can be replaced later."""
+    """The data files of a checkpoint. Each is opened at its first use and closed at the end."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -116,14 +117,14 @@ class DataFiles:
             os.close(self._descriptors.popitem()[1])
 
     def read(self, name: str, entry: TensorEntry, chunk: Chunk) -> Tensor:
-        """Return the values of one chunk, with the strides it was saved with."""
+        """Return the values of one chunk of tensor ``name``, with the strides of the saved one."""
         count = chunk.nbytes // DTYPES[entry.dtype].itemsize
         flat = torch.empty(count, dtype=DTYPES[entry.dtype])
         self._check(name, chunk, lambda fd: read_all(fd, view_bytes(flat), chunk.at))
         return flat.as_strided(chunk.sizes, chunk.stride)
 
     def verify(self, name: str, chunk: Chunk) -> None:
-        """Compare the CRC-32 of one chunk without keeping its values."""
+        """Raise if the bytes of one chunk of tensor ``name`` do not have the saved CRC-32."""
         self._check(name, chunk, lambda fd: crc_of(fd, chunk.at, chunk.nbytes))
 
     def _check(self, name: str, chunk: Chunk, read: Callable[[int], int]) -> None:
@@ -140,28 +141,28 @@ class DataFiles:
 
 
 def _open_data(file: Path, nbytes: int) -> int:
-    """Open a data file, which must be a regular file of this size."""
+    """Return a descriptor of a data file; raise unless it is a regular file of this size."""
     try:
         fd, size = _open_regular(file)
     except FileNotFoundError:
-        raise CheckpointCorrupt(f"{file}: missing") from None
+        raise CheckpointCorrupt(f"{file} is missing") from None
     if size != nbytes:
         os.close(fd)
-        raise CheckpointCorrupt(f"{file}: has {size} bytes, but {nbytes} were written")
+        raise CheckpointCorrupt(f"{file} has {size} bytes, but {nbytes} were written")
     return fd
 
 
 def _open_regular(file: Path) -> tuple[int, int]:
-    """Open a regular file and return its size; refuse symlinks and pipes, which lead elsewhere."""
+    """Return descriptor and size of a regular file; raise for a symlink, pipe or device."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
-        why = "is a symlink" if error.errno == errno.ELOOP else error.strerror
+        why = "it is a symlink" if error.errno == errno.ELOOP else error.strerror
         raise CheckpointCorrupt(f"{file}: {why}") from None
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
-        raise CheckpointCorrupt(f"{file}: is not a regular file")
+        raise CheckpointCorrupt(f"{file} is not a regular file")
     return fd, status.st_size

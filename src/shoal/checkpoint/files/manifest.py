@@ -3,9 +3,9 @@
 The manifest is one JSON object. Its first key is the CRC-32 of all bytes after it, so that any
 flipped bit in the file is detected.
 
-A CRC-32 detects accidents, not attacks: a forged manifest can have a correct one. So
-:func:`check` validates everything before a byte is allocated or read: file names cannot leave the
-directory, chunks tile their file and their tensor exactly, and sizes follow from shapes.
+A CRC-32 detects accidents, not attacks: a forged manifest can have a correct CRC-32. So before any
+tensor is allocated or read, :func:`check` ensures that file names do not lead out of the directory,
+that chunks cover their file and tensor without gap or overlap, and that their sizes are right.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Chunk:
     """A rectangular part of a tensor: its position in the tensor and in a data file."""
 
     file: str
-    at: int
+    at: int  # position of its first byte in the file
     nbytes: int
     crc32: int
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    stride: tuple[int, ...]  # of the bytes in the file; dense, so channels_last needs no copy
+    stride: tuple[int, ...]  # order of the values in the file, without gaps, as in torch
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class TensorEntry:
 class Manifest:
     """All of a checkpoint except the bytes of its tensors.
 
-    ``alias`` maps a tied tensor to the one that was saved. ``shared``, ``ranks`` (one for each
-    worker) and ``meta`` are trees of :mod:`shoal.checkpoint.tree`.
+    ``size`` is the number of workers that saved it. ``alias`` maps the name of a tied tensor to the
+    name whose tensor was saved. ``shared``, ``ranks`` (one for each worker) and ``meta`` are trees
+    of :mod:`shoal.checkpoint.tree`.
     """
 
     step: int
@@ -66,10 +67,10 @@ class Manifest:
     shared: Any = None
     ranks: tuple[Any, ...] = ()
     meta: Any = None
-    written: str = ""  # time of the save, for humans; no decision depends on a clock
+    written: str = ""  # time of the save, for people who read the file; Shoal does not use it
 
     def entry(self, name: str) -> TensorEntry:
-        """Return the tensor of this name, or the one that it is tied to."""
+        """Return the entry of the tensor of this name, or of the one that it is tied to."""
         return self.tensors[self.alias.get(name, name)]
 
     def chunks(self) -> Iterable[tuple[str, Chunk]]:
@@ -85,14 +86,14 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """Return the checked manifest of these bytes.
+    """Return the manifest that these bytes encode, after checking it.
 
     Raises:
-        ValueError: :func:`encode` cannot have written them.
+        ValueError: the bytes are not a valid manifest; the message says why.
     """
     head = _HEAD.match(raw)
     if head is None:
-        raise ValueError("not a Shoal manifest")
+        raise ValueError("it is not a Shoal manifest")
     crc = b"%08x" % zlib.crc32(raw[head.end() :])
     if crc != head[1]:
         raise ValueError(f"its CRC-32 is {crc.decode()}, but {head[1].decode()} was written")
@@ -102,20 +103,20 @@ def decode(raw: bytes) -> Manifest:
         )
         manifest = _build(body)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError("it is nested too deep") from None
     except KeyError as error:
-        raise ValueError(f"lacks {error}") from None
+        raise ValueError(f"it has no key {error}") from None
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"malformed: {error}") from None
+        raise ValueError(f"it has a value of a wrong type: {error}") from None
     check(manifest)
     return manifest
 
 
 def _build(body: dict[str, Any]) -> Manifest:
     if body["format"] != FORMAT:
-        raise ValueError(f"format {body['format']!r}, not {FORMAT!r}")
+        raise ValueError(f"its format is {body['format']!r}, not {FORMAT!r}")
     if body["version"] != VERSION:
-        raise ValueError(f"version {body['version']!r}, but this Shoal reads version {VERSION}")
+        raise ValueError(f"its version is {body['version']!r}; this Shoal reads {VERSION}")
     return Manifest(
         step=_natural(body["step"]),
         size=_natural(body["size"]),
@@ -168,11 +169,12 @@ def check(manifest: Manifest) -> None:
     """Check everything that can be checked without the data files.
 
     Raises:
-        ValueError: names the error and the tensor.
+        ValueError: the message names the error, and the tensor if it concerns one.
     """
-    _require(manifest.size == len(manifest.ranks) >= 1, "the number of workers is wrong")
+    ranks = len(manifest.ranks)
+    _require(manifest.size == ranks >= 1, f"size is {manifest.size}, but it has {ranks} ranks")
     for file in manifest.files:
-        _require(DATA_FILE.fullmatch(file) is not None, f"{file!r} cannot name a data file")
+        _require(DATA_FILE.fullmatch(file) is not None, f"{file!r} cannot be a data file")
     for name, entry in manifest.tensors.items():
         try:
             _check_entry(entry, manifest.files)
@@ -184,13 +186,13 @@ def check(manifest: Manifest) -> None:
 
 def _check_entry(entry: TensorEntry, files: dict[str, int]) -> None:
     _require(entry.dtype in DTYPES, f"unknown dtype {entry.dtype!r}")
-    _require(math.prod(max(size, 1) for size in entry.shape) < 1 << 62, "too large for any machine")
+    _require(math.prod(max(size, 1) for size in entry.shape) < 1 << 62, "its shape is too large")
     for chunk in entry.chunks:
         _check_chunk(chunk, entry)
         _require(chunk.file in files, f"its file {chunk.file!r} is not in the list of files")
     volume = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-    _require(bool(entry.chunks) and volume == math.prod(entry.shape), "chunks do not fill it")
-    _require(not _overlap(entry.chunks), "chunks overlap")
+    _require(bool(entry.chunks) and volume == math.prod(entry.shape), "its chunks do not fill it")
+    _require(not _overlap(entry.chunks), "its chunks overlap")
 
 
 def _check_chunk(chunk: Chunk, entry: TensorEntry) -> None:
@@ -200,14 +202,14 @@ def _check_chunk(chunk: Chunk, entry: TensorEntry) -> None:
     for offset, size, length in zip(chunk.offsets, chunk.sizes, entry.shape, strict=True):
         _require(offset + size <= length, f"a chunk is outside of shape {entry.shape}")
     nbytes = math.prod(chunk.sizes) * DTYPES[entry.dtype].itemsize
-    _require(chunk.nbytes == nbytes, f"a chunk has {chunk.nbytes} bytes, but its sizes {nbytes}")
-    _require(is_dense(chunk.sizes, chunk.stride), "strides leave gaps")
+    _require(chunk.nbytes == nbytes, f"a chunk has {chunk.nbytes} bytes, but needs {nbytes}")
+    _require(is_dense(chunk.sizes, chunk.stride), "the strides of a chunk leave gaps")
 
 
 def _overlap(chunks: tuple[Chunk, ...]) -> bool:
     """Return whether two chunks overlap.
 
-    Sweeps along one dimension: comparing all pairs of a thousand shards would be slow.
+    Chunks are sorted along one dimension, because comparing all pairs of a thousand would be slow.
     """
     if len(chunks) < 2 or not chunks[0].sizes:
         return False
@@ -234,10 +236,11 @@ def _intersect(one: Chunk, other: Chunk) -> bool:
 def _check_files(manifest: Manifest) -> None:
     ends = dict.fromkeys(manifest.files, 0)
     for name, chunk in sorted(manifest.chunks(), key=lambda pair: (pair[1].at, pair[1].nbytes)):
-        _require(chunk.at == ends[chunk.file], f"tensor {name}: overlap or gap in {chunk.file}")
+        why = f"tensor {name}: {chunk.file} has a gap or an overlap before byte {chunk.at}"
+        _require(chunk.at == ends[chunk.file], why)
         ends[chunk.file] += chunk.nbytes
     for file, nbytes in manifest.files.items():
-        _require(ends[file] == nbytes, f"{file}: {nbytes} bytes, but its tensors {ends[file]}")
+        _require(ends[file] == nbytes, f"{file} has {nbytes} bytes, its tensors {ends[file]}")
 
 
 def _check_names(manifest: Manifest) -> None:

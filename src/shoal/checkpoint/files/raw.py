@@ -10,14 +10,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-SLICE_NBYTES = 8 << 20  # small enough to be still in the cache for the write after the CRC
+SLICE_NBYTES = 8 << 20  # so that a slice is still in the CPU cache when it is written
 
-_NAMES = """
+_DTYPE_NAMES = """
     bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
     complex32 complex64 complex128
     float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
 """
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES.split()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -25,7 +25,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def unsavable(tensor: Tensor) -> str | None:
+def why_unsavable(tensor: Tensor) -> str | None:
     """Return why the bytes of ``tensor`` cannot be saved, or None if they can."""
     if tensor.layout is not torch.strided:
         return f"its layout is {tensor.layout}: save its indices and values instead"
@@ -78,21 +78,21 @@ def write_all(fd: int, view: memoryview) -> int:
     return crc
 
 
-def crc_of(fd: int, at: int, nbytes: int) -> int:
-    """Return the CRC-32 of ``nbytes`` from offset ``at``, read slice by slice.
+def crc_of(fd: int, offset: int, nbytes: int) -> int:
+    """Return the CRC-32 of ``nbytes`` bytes of a file from ``offset`` on.
 
     Raises:
         EOFError: the file ends earlier.
     """
-    crc, end = 0, at + nbytes
+    crc, end = 0, offset + nbytes
     scratch = memoryview(bytearray(min(nbytes, SLICE_NBYTES)))
-    for start in range(at, end, SLICE_NBYTES):
+    for start in range(offset, end, SLICE_NBYTES):
         crc = read_all(fd, scratch[: end - start], start, crc)
     return crc
 
 
-def read_all(fd: int, view: memoryview, at: int, crc: int = 0) -> int:
-    """Fill ``view`` from offset ``at``; return its CRC-32, continued from ``crc``.
+def read_all(fd: int, view: memoryview, offset: int, crc: int = 0) -> int:
+    """Fill ``view`` from ``offset`` of a file on; return its CRC-32, continued from ``crc``.
 
     Raises:
         EOFError: the file ends earlier.
@@ -100,9 +100,9 @@ def read_all(fd: int, view: memoryview, at: int, crc: int = 0) -> int:
     for part in slices(view):
         rest = part
         while rest:
-            if (count := os.preadv(fd, [rest], at)) == 0:
-                raise EOFError(f"the file ends at byte {at}")
-            at += count
+            if (count := os.preadv(fd, [rest], offset)) == 0:
+                raise EOFError(f"the file ends at byte {offset}")
+            offset += count
             rest = rest[count:]
         crc = zlib.crc32(part, crc)
     return crc
