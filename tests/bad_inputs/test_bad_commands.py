@@ -53,8 +53,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     [
         (["-n", "0"], "-n 0: at least one worker"),
         (["-n", "-1"], "-n -1: at least one worker"),
-        (["-n", "1.5"], "-n 1.5: the number of workers is a whole number"),
-        (["-n", "two"], "-n two: the number of workers is a whole number"),
+        (["-n", "1.5"], "-n 1.5: the number of workers must be a whole"),
+        (["-n", "two"], "-n two: the number of workers must be a whole"),
         (["-n", "1000"], "cores"),
         (["-n", "1000000"], "or add --oversubscribe to start"),
         (["--port", "70000"], "--port 70000: the port must lie in 1 .. 65535"),
@@ -120,7 +120,7 @@ def test_a_script_can_be_read(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read anything
     assert main(["run", script]) == 2
-    assert "train.py is not a file that can be read" in capsys.readouterr().err
+    assert "train.py is not a file, or cannot be read" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_told_at_once(script: str, capsys: pytest.CaptureFixture[str]) -> None:

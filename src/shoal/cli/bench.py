@@ -1,7 +1,7 @@
 """``shoal bench SUITE``: run a benchmark suite, print its tables, and write its report.
 
-Exit codes: 0: all thresholds are met. 1: one is not met. 2: the command line is wrong. 3: none fails,
-but one is inconclusive. 130: Ctrl-C was pressed; the results until then are printed and written.
+Exit codes: 0: all thresholds are met. 1: one is not met. 2: the command line is wrong. 3: none
+fails, but one is inconclusive. 130: Ctrl-C; the results until then are printed and written.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class PairWire:
         Finalize(None, self._leave_quietly, exitpriority=20)
 
     def ask(self, ask: Ask) -> Pending:
-        """Return the mean with one peer. The caller must hold ``lock``; it is released meanwhile."""
+        """Return the mean with one peer; the caller holds ``lock``, which is released meanwhile."""
         if not isinstance(ask, Pair):
             raise UsageError(f"a PairWire cannot answer {type(ask).__name__}, only Pair")
         if self._error is not None:
