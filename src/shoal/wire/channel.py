@@ -60,11 +60,9 @@ class Hello(NamedTuple):
 
 
 class Channel:
-    """Sends and receives messages over a TCP socket.
+    """Sends and receives messages over a TCP socket; ``peer`` names the other side in errors.
 
     Several threads may send at the same time, but only one thread may receive.
-
-    ``peer`` is the name of the other side in error messages.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -128,10 +126,7 @@ class Channel:
             raise PeerLost(f"{self.peer} sent a tensor of invalid dtype or shape: {dtype} {shape}")
         nbytes = math.prod(shape) * kind.itemsize
         if nbytes > MAX_TENSOR_BYTES:
-            limit = MAX_TENSOR_BYTES
-            raise PeerLost(
-                f"{self.peer} sent a tensor of {nbytes} bytes; at most {limit} are allowed"
-            )
+            raise PeerLost(f"{self.peer} sent a tensor of {nbytes} bytes, over {MAX_TENSOR_BYTES}")
         if nbytes == 0:
             return torch.empty(shape, dtype=kind)
         return torch.frombuffer(self._read(nbytes), dtype=kind).view(shape)

@@ -76,9 +76,7 @@ class CollectiveWire:
         """Do nothing: the process group stays open after the wire."""
 
     def _mean(self, tensor: Tensor) -> Pending:
-        flat = (
-            tensor.detach().contiguous()
-        )  # shares memory with a contiguous tensor, which is then reduced in place
+        flat = tensor.detach().contiguous()  # a contiguous tensor is reduced in place
         if flat.numel() == 0:
             return Ready(tensor)
         if self.route is not None:

@@ -41,9 +41,7 @@ class NeighbourWire:
                     return self._gather(gathers)
                 return PendingAll(tuple(self.ask(one) for one in asks))
             case _:
-                raise UsageError(
-                    f"neighbours in a graph cannot answer the ask {type(ask).__name__}"
-                )
+                raise UsageError(f"the gossip wire cannot answer the ask {type(ask).__name__}")
 
     def leave(self) -> None:
         """Do nothing: the process group stays open after the wire."""
@@ -56,10 +54,7 @@ class NeighbourWire:
 
         def finish() -> Tensor:
             mean = own * self.weights[self.rank]
-            for (
-                j,
-                buffer,
-            ) in buffers.items():  # ascending ranks, so that every run adds in the same order
+            for j, buffer in buffers.items():  # ranks ascend, so all runs add in the same order
                 mean.add_(buffer, alpha=self.weights[j])
             return mean
 

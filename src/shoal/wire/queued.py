@@ -121,9 +121,8 @@ class RunningSum:
             own_round = self.rounds[self._round]
             if not self._round_sent:
                 self._round_sent = True
-                messages = [
-                    (peer, self.chunked.message(chunks)) for peer, chunks in own_round.sends.items()
-                ]
+                sends = own_round.sends.items()
+                messages = [(peer, self.chunked.message(chunks)) for peer, chunks in sends]
                 ready += [(peer, message) for peer, message in messages if message.numel()]
             receives = {peer: r for peer, r in own_round.receives.items() if self._numel(r)}
             complete = all(self.received.get(peer) for peer in receives)
@@ -168,9 +167,8 @@ class QueuedRoute:
         self._changed = threading.Condition()
         self._begun = self._entries = 0
         self._sums: dict[int, RunningSum] = {}
-        self._early: dict[
-            int, list[tuple[int, Tensor]]
-        ] = {}  # by number of a sum that has not begun here: (peer, message)
+        # by number of a sum that has not begun here: the (peer, message) received
+        self._early: dict[int, list[tuple[int, Tensor]]] = {}
         self._queues: dict[int, list[QueuedMessage]] = {}
         self._expected: Counter[int] = Counter()
         self._threads: dict[tuple[str, int], threading.Thread] = {}

@@ -161,10 +161,7 @@ class TwoStepAllReduce:
         self._all_gather_rounds = rank_rounds(rounds[len(rounds) // 2 :], rank)
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Reduce-scatter in place, and return the tensor.
-
-        One chunk of it is then the sum over all ranks; its other chunks are partial sums.
-        """
+        """Reduce-scatter in place: one chunk becomes the sum, the other chunks partial sums."""
         run_rounds(tensor, self._reduce_scatter_rounds, chunks=self._size, group=self._group)
         return tensor
 

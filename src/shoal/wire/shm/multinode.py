@@ -165,10 +165,7 @@ class MultiNodeCollectives:
         self.all_reduce(signature, flat if self.rank == root else flat.clone(), op)
 
     def broadcast(self, signature: bytes, address: int, nbytes: int, *, root: int) -> None:
-        """Copy ``nbytes`` at ``address`` of the root to ``address`` of all ranks.
-
-        First inside the root's node, then to rank 0 of every other node, then inside those.
-        """
+        """Copy the root's memory: inside its node, to rank 0 of other nodes, inside those."""
         self.barrier(signature)
         source = self._node_of[root]
         if source == self._node:

@@ -61,10 +61,7 @@ class Slots:
         self.turn = (self.turn + 1) % TURNS
 
     def rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
-        """Divide ``total`` into rounds of ``most``; begin each, and yield its (start, count).
-
-        There is at least one round, even if ``total`` is 0.
-        """
+        """Yield (start, count) of rounds of ``most``, at least one; call :meth:`next` for each."""
         if total <= most:
             self.next()
             yield 0, total

@@ -177,10 +177,7 @@ class P2PQueues:
             work.finish(error)
 
     def _copy_cell(self, work: P2PWork, cell: RingCell, source: int) -> FaultError | None:
-        """Copy the bytes of a cell, or at its remote address, into the tensor if they fit.
-
-        Return the error if the remote memory cannot be read, else None.
-        """
+        """Copy a cell, or the remote message, into the tensor if it fits; return a read error."""
         if cell.start + cell.nbytes > work.nbytes:
             return None
         if not cell.remote_address:

@@ -38,9 +38,7 @@ from torch import Tensor
 from shoal.wire.shm.memory.buffers import ALIGN, Slots, share_numel, share_range, tensor_at
 from shoal.wire.shm.memory.reduce_ops import Reduction
 
-_SHORT_NBYTES = (
-    1 << 20
-)  # of all ranks: to combine these on every rank takes less time than a barrier
+_SHORT_NBYTES = 1 << 20  # of all ranks: combining them on every rank is faster than a barrier
 
 MemoryCopy = tuple[int, int, int]  # target address, source address, bytes
 
@@ -82,10 +80,8 @@ def _prepare(slots: Slots, flat: Tensor, op: Reduction) -> list[PreparedRound]:
     most = most // grain * grain
     share = share_numel(-(-numel // -(-numel // most)), size, width=width)
     cuts = slots.rounds(numel, share * size)
-    return [
-        _two_phase_round(slots, flat[start : start + count], op, share=share)
-        for start, count in cuts
-    ]
+    parts = (flat[start : start + count] for start, count in cuts)  # each begins the next turn
+    return [_two_phase_round(slots, part, op, share=share) for part in parts]
 
 
 def _one_phase_round(slots: Slots, part: Tensor, op: Reduction) -> PreparedRound:
