@@ -11,7 +11,7 @@ import torch.distributed as dist
 from shoal.axes.collectives import Copy, ring
 from shoal.errors import BadArgument
 from shoal.testing.processes import run_workers
-from shoal.wire.route import Leg, legs, run_legs
+from shoal.wire.route import RankRound, rank_rounds, run_rounds
 
 
 def _ring(world: int) -> tuple[list[tuple[Copy, ...]], int]:
@@ -27,7 +27,7 @@ def _in_a_pair_of_four() -> list[float]:
     values = torch.full((5,), float(dist.get_rank()))
     if dist.get_rank() in (1, 3):
         rounds, chunks = _ring(2)
-        run_legs(values, legs(rounds, dist.get_rank(pair)), chunks=chunks, group=pair)
+        run_rounds(values, rank_rounds(rounds, dist.get_rank(pair)), chunks=chunks, group=pair)
     return values.tolist()
 
 
@@ -46,7 +46,7 @@ def _swap_both_chunks() -> list[float]:
     dist.init_process_group("gloo")
     mine = torch.arange(5.0) + 10 * dist.get_rank()
     swap = [Copy(s, 1 - s, chunk, add=chunk == 1) for s in (0, 1) for chunk in (1, 0)]
-    run_legs(mine, legs([swap], dist.get_rank()), chunks=2)
+    run_rounds(mine, rank_rounds([swap], dist.get_rank()), chunks=2)
     return mine.tolist()
 
 
@@ -64,8 +64,8 @@ def _two_at_once() -> list[list[float]]:
     values = [torch.full((9,), 1.0), torch.full((9,), 10.0)]
     threads = [
         Thread(
-            target=run_legs,
-            args=(v, legs(rounds, dist.get_rank())),
+            target=run_rounds,
+            args=(v, rank_rounds(rounds, dist.get_rank())),
             kwargs={"chunks": chunks, "tag": 1 + tag},
         )
         for tag, v in enumerate(values)
@@ -84,21 +84,24 @@ def test_all_reduces_at_the_same_time_are_told_apart_by_tag() -> None:
 
 def test_legs_are_one_ranks_part_and_leave_idle_rounds_out() -> None:
     rounds = [(Copy(0, 1, 0, True), Copy(0, 1, 2, False)), (Copy(1, 2, 0, False),)]
-    assert legs(rounds, 0) == (Leg({1: [0, 2]}, {}),)
-    assert legs(rounds, 1) == (Leg({}, {0: [(0, True), (2, False)]}), Leg({2: [0]}, {}))
-    assert legs(rounds, 3) == ()
+    assert rank_rounds(rounds, 0) == (RankRound({1: [0, 2]}, {}),)
+    assert rank_rounds(rounds, 1) == (
+        RankRound({}, {0: [(0, True), (2, False)]}),
+        RankRound({2: [0]}, {}),
+    )
+    assert rank_rounds(rounds, 3) == ()
 
 
 def test_a_tensor_that_is_not_flat_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
     for tensor in (torch.zeros(2, 2), torch.zeros(6)[::2]):
         with pytest.raises(BadArgument, match="flat"):
-            run_legs(tensor, [], chunks=1)
+            run_rounds(tensor, [], chunks=1)
     with pytest.raises(BadArgument, match="chunk"):
-        run_legs(torch.zeros(2), [], chunks=0)
+        run_rounds(torch.zeros(2), [], chunks=0)
 
 
 def test_a_world_of_one_sends_nothing() -> None:
     rounds = ring().rounds
     assert rounds is not None
-    assert legs(rounds(1), 0) == ()
+    assert rank_rounds(rounds(1), 0) == ()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shoal.axes.collectives import ring
 from shoal.testing.processes import run_workers
-from shoal.wire.route import Halves
+from shoal.wire.route import TwoStepAllReduce
 
 pytestmark = pytest.mark.gloo
 LENGTHS = (0, 1, 2, 3, 7, 64)
@@ -18,12 +18,12 @@ def halves() -> list[tuple[torch.Tensor, torch.Tensor]]:
     dist.init_process_group("gloo")
     rounds = ring().rounds
     assert rounds is not None
-    rank, made = dist.get_rank(), Halves(None, list(rounds(dist.get_world_size())))
+    rank, made = dist.get_rank(), TwoStepAllReduce(None, list(rounds(dist.get_world_size())))
     found = []
     for length in LENGTHS:
         tensor = torch.arange(length, dtype=torch.float64) + 100 * rank
-        scattered = made.scatter(tensor).clone()
-        found.append((scattered, made.spread(tensor)))
+        scattered = made.reduce_scatter(tensor).clone()
+        found.append((scattered, made.all_gather(tensor)))
     return found
 
 

@@ -23,7 +23,7 @@ from shoal.testing.contracts import make, samples
 from shoal.testing.processes import run_workers
 from shoal.wire.probe import SIZES as PROBED
 from shoal.wire.probe import Curve, probe, race, rising
-from shoal.wire.route import legs, run_legs
+from shoal.wire.route import rank_rounds, run_rounds
 
 SIZES = (0, 1, 2, 3, 5, 7, 64, 1001)
 TEXTS = (
@@ -52,8 +52,8 @@ def _sums() -> dict[str, list[tuple[list[float], list[float]]]]:
         ours = [_values(rank, size) for size in SIZES]
         theirs = [values.clone() for values in ours]
         for values in ours:
-            own_legs = legs(route.rounds(world), dist.get_rank())
-            run_legs(values, own_legs, chunks=route.chunks(world))
+            own_rounds = rank_rounds(route.rounds(world), dist.get_rank())
+            run_rounds(values, own_rounds, chunks=route.chunks(world))
         for values in theirs:
             dist.all_reduce(values)
         found[text] = [(a.tolist(), b.tolist()) for a, b in zip(ours, theirs, strict=True)]

@@ -104,5 +104,5 @@ def test_a_servers_error_is_raised_as_what_it_was() -> None:
 
 
 def test_a_parameter_without_a_home_is_named() -> None:
-    with pytest.raises(UsageError, match="late joined"):
+    with pytest.raises(UsageError, match="late was added"):
         check_homes({"w": 0}, ["w", "late"])

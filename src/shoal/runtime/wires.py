@@ -28,7 +28,7 @@ from shoal.wire.neighbours import NeighbourWire
 from shoal.wire.null import NullWire
 from shoal.wire.probe import blank, in_a_row, probe, race
 from shoal.wire.queued import GroupLinks, QueuedRoute, QueuedWire, RoutePlan
-from shoal.wire.route import Halves, legs, run_legs
+from shoal.wire.route import TwoStepAllReduce, rank_rounds, run_rounds
 from shoal.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def collective(strategy: Strategy, index: ReplicaIndex, group: Group) -> Wire:
         )
     route = routed(strategy.collectives, index, group)
     rounds = ring().rounds if strategy.scheduling.scatters else None
-    halves = Halves(group, list(rounds(index.workers))) if rounds is not None else None
-    return CollectiveWire(group, weighted=weighted(strategy), route=route, halves=halves)
+    two_step = TwoStepAllReduce(group, list(rounds(index.workers))) if rounds is not None else None
+    return CollectiveWire(group, weighted=weighted(strategy), route=route, two_step=two_step)
 
 
 def _tag(group: Group) -> int:
@@ -109,18 +109,18 @@ def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route |
         return RouteTuner(collective, index, group)
     if collective.rounds is None:
         return None
-    own_legs = legs(collective.rounds(index.workers), index.worker)
+    own_rounds = rank_rounds(collective.rounds(index.workers), index.worker)
     return partial(
-        run_legs, own_legs=own_legs, chunks=collective.chunks(index.workers), group=group
+        run_rounds, own_rounds=own_rounds, chunks=collective.chunks(index.workers), group=group
     )
 
 
 def paths(
     collective: Collective, index: ReplicaIndex, group: Group
 ) -> Callable[[Tensor], RoutePlan]:
-    """Return the function from a flat tensor to the legs that sum it.
+    """Return the function from a flat tensor to the rounds that sum it.
 
-    Torch's own all-reduce has no legs that could be queued: a tree replaces it.
+    Torch's own all-reduce has no rounds that could be queued: a tree replaces it.
     """
     if collective.choose is None:
         path = _path(_with_hops(collective), index)
@@ -142,7 +142,7 @@ def _with_hops(collective: Collective) -> Collective:
 
 def _path(collective: Collective, index: ReplicaIndex) -> RoutePlan:
     rounds = collective.rounds(index.workers) if collective.rounds is not None else ()
-    return RoutePlan(legs(rounds, index.worker), collective.chunks(index.workers))
+    return RoutePlan(rank_rounds(rounds, index.worker), collective.chunks(index.workers))
 
 
 class RouteTuner:

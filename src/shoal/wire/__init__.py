@@ -1,1 +1,1 @@
-"""Wires: they carry messages between workers, and know no training technique."""
+"""Wires: they carry messages between workers; they contain no training algorithm."""

@@ -1,12 +1,13 @@
-"""Messages with tensors over a TCP socket: a JSON header, then raw bytes; nothing is unpickled.
+"""Send messages with tensors over a TCP socket, as a JSON header and raw bytes, without pickle.
 
 ::
 
     magic (4) | header length (4, big endian) | header (JSON) | bytes of tensor 0 | tensor 1 | ...
 
-A client authenticates with its first message, which has the run's token, its generation and the
-worker's number; otherwise its connection is closed. Until then it may send little and has little
-time, and it has a thread of its own, so that it cannot delay other clients.
+The first message of a client is the hello: it holds the token of the run, the generation and the
+worker's number. If token or generation are wrong, the server closes the connection. A hello has a
+small size limit and a short timeout, and each client has a thread of its own, so that a client that
+does not authenticate cannot delay the others.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ DTYPES = {
 
 
 class Message(NamedTuple):
-    """One message: its kind, facts that JSON can express, and tensors."""
+    """One message: its kind, values that JSON can express (``facts``), and tensors."""
 
     kind: str
     facts: dict[str, Any]
@@ -51,7 +52,7 @@ class Message(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The first message of a client: it proves that it belongs to the run, and says who it is."""
+    """The first message of a client: the token of the run, its generation and the worker number."""
 
     token: str
     generation: int
@@ -59,9 +60,9 @@ class Hello(NamedTuple):
 
 
 class Channel:
-    """Sends and receives messages over a TCP socket; any thread may send, one may receive.
+    """Sends and receives messages over a TCP socket; ``peer`` names the other side in errors.
 
-    ``peer`` is the name of the other side in error messages.
+    Several threads may send at the same time, but only one thread may receive.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -73,7 +74,7 @@ class Channel:
     def send(
         self, kind: str, facts: dict[str, Any] | None = None, tensors: Sequence[Tensor] = ()
     ) -> None:
-        """Send one message."""
+        """Send one message; block until the operating system has taken all of its bytes."""
         flat = [t.detach().cpu().contiguous() for t in tensors]
         shapes = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in flat]
         header = json.dumps({"kind": kind, "facts": facts or {}, "tensors": shapes}).encode()
@@ -85,19 +86,19 @@ class Channel:
                         raw = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
                         self._socket.sendall(raw)
         except OSError as error:
-            raise self._fault(error, "read nothing") from error
+            raise self._fault(error, "did not accept a message within") from error
 
     def receive(self) -> Message:
-        """Wait for one message."""
+        """Block until one message has arrived, and return it."""
         kind, facts, layouts = self._header(MAX_HEADER_BYTES)
         return Message(kind, facts, [self._tensor(dtype, shape) for dtype, shape in layouts])
 
     def receive_hello(self, seconds: float) -> Hello:
-        """Wait for the hello, for ``seconds`` in all; any other message is refused."""
+        """Return the hello, which must arrive within ``seconds``; PeerLost if it is none."""
         kind, facts, layouts = self._header(MAX_HELLO_BYTES, time.monotonic() + seconds)
         values = tuple(facts.get(name) for name in Hello._fields)
         if kind != "hello" or layouts or not all(map(isinstance, values, (str, int, int))):
-            raise PeerLost(f"{self.peer} did not authenticate")
+            raise PeerLost(f"{self.peer} did not begin with a valid hello message")
         return Hello(*values)  # type: ignore[arg-type]  # types were checked above
 
     def _header(
@@ -108,30 +109,30 @@ class Channel:
             raise PeerLost(f"{self.peer} does not use Shoal's protocol")
         (length,) = struct.unpack(">I", start[4:])
         if length > max_bytes:
-            raise PeerLost(f"{self.peer} sent a header of {length} bytes: refused")
+            raise PeerLost(f"{self.peer} sent a header of {length} bytes, over {max_bytes}")
         text = bytes(self._read(length, end))
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             header = json.loads(text)
             kind, facts = header["kind"], header["facts"]
             layouts = [(dtype, shape) for dtype, shape in header["tensors"]]
-            sound = all(isinstance(d, str) and isinstance(s, list) for d, s in layouts)
-            if isinstance(kind, str) and isinstance(facts, dict) and sound:
+            valid = all(isinstance(d, str) and isinstance(s, list) for d, s in layouts)
+            if isinstance(kind, str) and isinstance(facts, dict) and valid:
                 return kind, facts, layouts
         raise PeerLost(f"{self.peer} sent a header that cannot be read")
 
     def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
         kind = DTYPES.get(dtype)
         if kind is None or not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape):
-            raise PeerLost(f"{self.peer} sent a tensor of {dtype} {shape}: refused")
+            raise PeerLost(f"{self.peer} sent a tensor of invalid dtype or shape: {dtype} {shape}")
         nbytes = math.prod(shape) * kind.itemsize
         if nbytes > MAX_TENSOR_BYTES:
-            raise PeerLost(f"{self.peer} sent a tensor of {nbytes} bytes: refused")
+            raise PeerLost(f"{self.peer} sent a tensor of {nbytes} bytes, over {MAX_TENSOR_BYTES}")
         if nbytes == 0:
             return torch.empty(shape, dtype=kind)
         return torch.frombuffer(self._read(nbytes), dtype=kind).view(shape)
 
     def _read(self, nbytes: int, end: float | None = None) -> bytearray:
-        """Read exactly ``nbytes``; ``end`` is the deadline, by default the socket's timeout."""
+        """Read exactly ``nbytes``, until the deadline ``end``; None: with the socket's timeout."""
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         while view:
@@ -140,27 +141,27 @@ class Channel:
                     self._socket.settimeout(max(1e-3, end - time.monotonic()))
                 received = self._socket.recv_into(view)
             except OSError as error:
-                raise self._fault(error, "sent nothing") from error
+                raise self._fault(error, "sent nothing for") from error
             if received == 0:
                 raise PeerLost(f"{self.peer} closed the connection")
             view = view[received:]
         return buffer
 
-    def _fault(self, error: OSError, did: str) -> FaultError:
-        if isinstance(error, TimeoutError):  # a slow peer is not a lost peer
+    def _fault(self, error: OSError, timeout_text: str) -> FaultError:
+        if isinstance(error, TimeoutError):  # the peer may only be slow
             seconds = self._socket.gettimeout() or 0.0
-            return ExchangeTimeout(f"{self.peer} {did} for {seconds:g} s")
+            return ExchangeTimeout(f"{self.peer} {timeout_text} {seconds:g} s")
         return PeerLost(f"the connection to {self.peer} is lost: {error}")
 
     def close(self) -> None:
-        """Close the connection, and wake a thread that still reads from it."""
+        """Close the connection; a thread that waits in :meth:`receive` gets PeerLost."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
 def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) -> Channel:
-    """Connect to a listener and authenticate."""
+    """Connect to a listener, send the hello, and return the channel; ``seconds`` is its timeout."""
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
     except OSError as error:
@@ -172,7 +173,7 @@ def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) ->
 
 
 def listen(local: bool) -> socket.socket:
-    """Return a listening socket; on loopback only if all processes run on this host."""
+    """Return a socket that listens on a free port, of loopback only if ``local``."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1" if local else "", 0))
     listener.listen(1024)
@@ -182,9 +183,10 @@ def listen(local: bool) -> socket.socket:
 def accept_loop(
     listener: socket.socket, handle: Callable[[Channel, int], None], *, token: str, generation: int
 ) -> None:
-    """Accept connections until the listener closes; each is authenticated and handled in a thread.
+    """Accept clients until the listener closes; authenticate and handle each in its own thread.
 
-    ``handle`` gets the channel and worker number of each client with this token and generation.
+    ``handle`` is called with the channel and the worker number of each client whose hello has this
+    token and generation.
     """
 
     def authenticate_and_handle(connection: socket.socket, host: str) -> None:
@@ -201,7 +203,7 @@ def accept_loop(
 def authenticate(
     connection: socket.socket, host: str, *, token: str, generation: int
 ) -> tuple[Channel, int] | None:
-    """Return the client's channel and worker number; close it and return None if it is refused."""
+    """Return the client's channel and worker number; close it and return None if refused."""
     channel = Channel(connection, f"client {host}")
     with suppress(FaultError):
         hello = channel.receive_hello(HELLO_SECONDS)
@@ -215,7 +217,7 @@ def authenticate(
 
 
 def close_listener(listener: socket.socket) -> None:
-    """Close a listener and end its accept loop, which ``close`` alone would not wake."""
+    """Close a listener and end its :func:`accept_loop`, which ``close`` alone would not wake."""
     with suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

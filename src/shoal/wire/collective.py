@@ -1,4 +1,4 @@
-"""The wire of a process group: means by all-reduce, other messages by all-gather."""
+"""The wire of a process group: it answers ``Mean`` by all-reduce, most other asks by all-gather."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.errors import UsageError
 from shoal.flow import All, Ask, Fold, Folded, Gather, Mean, Rows, Scatter, Spread, tree
-from shoal.wire.route import Group, Halves
+from shoal.wire.route import Group, TwoStepAllReduce
 from shoal.wire.wire import (
     Parts,
     Pending,
@@ -27,17 +27,18 @@ from shoal.wire.wire import (
 )
 
 Route: TypeAlias = Callable[[Tensor], None]
-"""Sums a flat tensor over the group, in place, and blocks meanwhile."""
+"""A function that sums a flat tensor over the group in place; it returns when the sum is done."""
 
 
 class CollectiveWire:
-    """Answers asks with asynchronous collectives of a torch process group.
+    """Answers asks with the collectives of a torch process group, asynchronous where possible.
 
     Args:
-        group: the workers taking part; None for all ranks.
-        weighted: the messages are scaled already by weights that sum to one, so the mean is a sum.
-        route: used for sums instead of the backend's all-reduce.
-        halves: answers ``Scatter`` and ``Spread``, the two halves of an all-reduce.
+        group: the process group; None for all ranks.
+        weighted: if True, each worker has scaled its messages by its weight, and the weights sum to
+            one; so sums are not divided by the number of workers.
+        route: sums a tensor instead of the backend's all-reduce.
+        two_step: runs the reduce-scatter of ``Scatter`` and the all-gather of ``Spread``.
     """
 
     def __init__(
@@ -46,13 +47,13 @@ class CollectiveWire:
         *,
         weighted: bool = False,
         route: Route | None = None,
-        halves: Halves | None = None,
+        two_step: TwoStepAllReduce | None = None,
     ) -> None:
         self.group, self.size, self.weighted = group, dist.get_world_size(group), weighted
-        self.route, self.halves, self.blocks = route, halves, route is not None
+        self.route, self.two_step, self.blocks = route, two_step, route is not None
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue one ask, or several as one message."""
+        """Begin to answer an ask; several asks (``All``) are sent as one message if possible."""
         match ask:
             case Mean(tensor):
                 return self._mean(tensor)
@@ -60,22 +61,22 @@ class CollectiveWire:
                 return self._gather([ask])
             case Rows(tensor):
                 return Ready(self._rows(tensor))
-            case Scatter(tensor) if self.halves is not None:
-                return Ready(self.halves.scatter(tensor))
-            case Spread(tensor) if self.halves is not None:
-                return Ready(self._scaled(self.halves.spread(tensor)))
+            case Scatter(tensor) if self.two_step is not None:
+                return Ready(self.two_step.reduce_scatter(tensor))
+            case Spread(tensor) if self.two_step is not None:
+                return Ready(self._scaled(self.two_step.all_gather(tensor)))
             case Fold():
                 return Ready(fold([ask], self.group)[0])
             case All(asks):
                 return self._all(asks)
             case _:
-                raise UsageError(f"{type(ask).__name__}: a process group cannot answer it")
+                raise UsageError(f"a process group cannot answer the ask {type(ask).__name__}")
 
     def leave(self) -> None:
-        """Do nothing: the process group outlives the wire."""
+        """Do nothing: the process group stays open after the wire."""
 
     def _mean(self, tensor: Tensor) -> Pending:
-        flat = tensor.detach().contiguous()  # the same memory if it is contiguous already
+        flat = tensor.detach().contiguous()  # a contiguous tensor is reduced in place
         if flat.numel() == 0:
             return Ready(tensor)
         if self.route is not None:
@@ -95,11 +96,11 @@ class CollectiveWire:
         return PendingWork(works, lambda: mean_of_messages(asks, ((b, weight) for b in buffers)))
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Average sparse tensors, of which each rank may have other rows.
+        """Return the mean of sparse tensors; each rank may have other rows.
 
         1. Gather the number of rows of each rank.
         2. Pad indices and values to the largest number, and gather them.
-        3. Cut the padding off, and add rows of the same index.
+        3. Remove the padding, and add the rows that have the same index.
         """
         own = tensor.detach().coalesce()
         count = torch.tensor([own._nnz()], device=own.device)
@@ -123,7 +124,7 @@ class CollectiveWire:
         return total if self.weighted else total / self.size
 
     def _all(self, asks: tuple[Ask, ...]) -> Pending:
-        """Send asks of one kind as one message, others one after the other."""
+        """Send asks of one kind as one message; send asks of mixed kinds one by one."""
         if len(asks) == 1:
             return PendingAll((self.ask(asks[0]),))
         sums = [ask for ask in asks if isinstance(ask, Mean)]
@@ -138,7 +139,7 @@ class CollectiveWire:
         return PendingAll(tuple(self.ask(ask) for ask in asks))
 
     def _fused(self, asks: Sequence[Mean]) -> Pending:
-        """Answer means of one dtype with one all-reduce."""
+        """Answer several means of one dtype with one all-reduce of the concatenated tensors."""
         shapes = [ask.tensor.shape for ask in asks]
         pending = self._mean(torch.cat([ask.tensor.detach().reshape(-1) for ask in asks]))
 
@@ -150,14 +151,13 @@ class CollectiveWire:
 
 
 def fold(asks: Sequence[Fold], group: Group) -> tuple[Folded, ...]:
-    """Merge the messages of all ranks pairwise along a binary tree; blocks.
+    """Merge the messages of all ranks pairwise along a binary tree; return when this is done.
 
     1. Reduce: on each edge of the tree one rank sends its message, and the other merges it into its
-       own and keeps what the merge dropped. Rank 0 ends with the merge of all.
+       own and keeps what the merge dropped. At the end rank 0 has the merge of all messages.
     2. Broadcast: rank 0 sends the result to all ranks.
 
-    All asks travel in one message, so that each edge is one send; on all ranks they have the same
-    sizes.
+    Each edge sends all asks in one message. Every ask must have the same sizes on all ranks.
     """
     rank, workers = dist.get_rank(group), dist.get_world_size(group)
     like = [ask.parts for ask in asks]
@@ -166,7 +166,7 @@ def fold(asks: Sequence[Fold], group: Group) -> tuple[Folded, ...]:
     for target, source in tree(workers):
         if rank == source:
             message = pack_all(merged)
-            if message.numel():  # both ends know that an empty message is not sent
+            if message.numel():  # sender and receiver both skip an empty message
                 dist.send(message, group=group, group_dst=target)
         elif rank == target:
             buffer = torch.empty_like(pack_all(like))

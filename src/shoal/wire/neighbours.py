@@ -1,7 +1,7 @@
-"""The wire of gossip: each worker averages with its neighbours in a graph only.
+"""The wire of gossip: each worker averages only with its neighbours in a graph.
 
-The answer of worker i is row i of the mixing matrix W times the messages of all workers,
-``sum_j W[i, j] * message_j``; where ``W[i, j]`` is zero, nothing is sent.
+Worker i gets ``sum_j W[i, j] * message_j``, where W is the mixing matrix. Workers i and j exchange
+no message if ``W[i, j]`` is zero.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.wire.wire import Pending, PendingAll, PendingWork, Ready, mean_of_mes
 
 
 class NeighbourWire:
-    """Answers asks by messages to and from the neighbours; ``row`` is this worker's row of W."""
+    """Answers asks by messages between neighbours; ``row`` is this worker's row of W."""
 
     blocks = False
 
@@ -29,7 +29,7 @@ class NeighbourWire:
         self.weights = [float(w) for w in row]
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue one ask, or several messages as one."""
+        """Begin to answer an ask; several ``Gather`` asks are sent as one message."""
         match ask:
             case Mean(tensor):
                 return self._mean(tensor)
@@ -41,10 +41,10 @@ class NeighbourWire:
                     return self._gather(gathers)
                 return PendingAll(tuple(self.ask(one) for one in asks))
             case _:
-                raise UsageError(f"{type(ask).__name__}: neighbours in a graph cannot answer it")
+                raise UsageError(f"the gossip wire cannot answer the ask {type(ask).__name__}")
 
     def leave(self) -> None:
-        """Do nothing: the process group outlives the wire."""
+        """Do nothing: the process group stays open after the wire."""
 
     def _mean(self, tensor: Tensor) -> Pending:
         if tensor.numel() == 0:
@@ -54,7 +54,7 @@ class NeighbourWire:
 
         def finish() -> Tensor:
             mean = own * self.weights[self.rank]
-            for j, buffer in buffers.items():  # ascending: the same sum on every run
+            for j, buffer in buffers.items():  # ranks ascend, so all runs add in the same order
                 mean.add_(buffer, alpha=self.weights[j])
             return mean
 
@@ -71,9 +71,10 @@ class NeighbourWire:
         return PendingWork(works, finish, signals=False)
 
     def _exchange(self, own: Tensor) -> tuple[dict[int, Tensor], tuple[dist.Work, ...]]:
-        """Send ``own`` to each neighbour and receive theirs, in ascending order of ranks.
+        """Begin to send ``own`` to each neighbour and to receive its message; ranks ascend.
 
-        gloo matches sends and receives of one tag by their order, which is that of the asks.
+        Returns a receive buffer for each neighbour, and the works to wait for. gloo matches sends
+        and receives between two ranks by their order, which is the order of the asks on both.
         """
         neighbours = [j for j, w in enumerate(self.weights) if w and j != self.rank]
         buffers = {j: torch.empty_like(own) for j in neighbours}

@@ -1,4 +1,4 @@
-"""The wire of a single worker: the answer is its own message."""
+"""The wire of a single worker: it answers without communication."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from shoal.wire.wire import Pending, Ready
 
 
 class NullWire:
-    """Answers every ask with the worker's own message, so that one worker is no special case."""
+    """Answers every ask with the worker's own message, so that one worker needs no other code."""
 
     size = 1
     blocks = False
 
     def ask(self, ask: Ask) -> Pending:
-        """Answer at once."""
+        """Return the complete answer."""
         return Ready(alone(ask))
 
     def leave(self) -> None:
-        """Do nothing: there is no peer."""
+        """Do nothing: there is no connection to close."""

@@ -1,18 +1,18 @@
 """All-reduce several tensors at the same time, with a send queue for each link.
 
-On a route, each rank receives partial sums and forwards what is ready. Where several messages are
-ready for one peer, the most urgent is sent next, not the one that has waited longest::
+On a route, each rank receives partial sums, adds its own values and forwards the result. If several
+messages are ready for one peer, the most urgent one is sent next, not the one that waits longest::
 
     rank 3 ---> rank 2 [ send queue to rank 0: sum 7, sum 5, sum 4 ] ---> rank 0
                                                 ^ goes next
 
-So ranks forward messages in different orders, and a receiver cannot know which message comes next:
-every message has the number of its sum. Numbers count sums in the order in which they were begun,
-which is the same on every rank.
+So ranks send messages in different orders, and a receiver cannot know which message comes next.
+Therefore every message carries the number of its sum. Sums are numbered in the order in which they
+begin, which is the same on every rank.
 
-A link carries one message at a time in each direction, and does not interrupt it: an urgent message
-waits for at most one other. No rank waits for the order of another, and a message of a sum that has
-not begun here is stored, so no order can deadlock.
+A link sends one message at a time in each direction and does not interrupt it, so the most urgent
+message waits for at most one other. A message may arrive before its sum has begun on this rank; it
+is then stored. So no order of messages can cause a deadlock.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.wire.collective import CollectiveWire
-from shoal.wire.route import Group, Leg, RouteCut, write_chunks
+from shoal.wire.route import ChunkedTensor, Group, RankRound, write_chunks
 from shoal.wire.shm.work import Work
 from shoal.wire.wire import Pending, PendingWork, Ready
 
 Urgency: TypeAlias = Callable[[int], int]
-"""Number of a sum -> the position of its messages in a queue; the least is sent first."""
+"""A function from the number of a sum to its urgency; the message with the least value is next."""
 
 
 def newest(number: int) -> int:
-    """Send the sum that began last first: the layer that backward ends with begins forward."""
+    """Send messages of the newest sum first: forward begins with the layer where backward ends."""
     return -number
 
 
 def oldest(number: int) -> int:
-    """First come, first served."""
+    """Send messages of the oldest sum first."""
     return number
 
 
 class RoutePlan(NamedTuple):
-    """This rank's legs of a route, and the number of chunks into which it divides a tensor."""
+    """This rank's rounds of a route, and the number of chunks into which it divides a tensor."""
 
-    legs: tuple[Leg, ...]
+    rounds: tuple[RankRound, ...]
     chunks: int
 
 
 class Links(Protocol):
-    """Sends and receives numbered messages; those of one peer arrive in the order sent."""
+    """Sends and receives numbered messages; those from one peer arrive in the order sent."""
 
     def send(self, peer: int, number: int, message: Tensor) -> None:
-        """Block until the message may be overwritten."""
+        """Send a message; return when its memory may be overwritten."""
 
     def receive(self, peer: int) -> tuple[int, Tensor]:
-        """Block until a message arrives; return its number and its bytes."""
+        """Block until a message from ``peer`` arrives; return its number and its bytes."""
 
 
 class GroupLinks:
-    """Links of a process group that sends from host memory; no other messages have its tag."""
+    """Links over a process group with a CPU backend; nothing else in the group may use ``tag``."""
 
     def __init__(self, group: Group, tag: int) -> None:
         self._group, self._tag = group, tag
@@ -79,7 +79,7 @@ class GroupLinks:
                 work.wait()
 
     def receive(self, peer: int) -> tuple[int, Tensor]:
-        """Receive a header, then as many bytes as it says."""
+        """Receive a header, then the message of the size in the header; return number and bytes."""
         receive = partial(dist.recv, group=self._group, tag=self._tag, group_src=peer)
         header = torch.empty(2, dtype=torch.int64)
         receive(header)
@@ -90,62 +90,63 @@ class GroupLinks:
 
 
 class RunningSum:
-    """One all-reduce under way: its current leg, messages received, and messages not sent yet."""
+    """One all-reduce under way: its current round, received messages, number of unsent messages."""
 
     def __init__(self, number: int, tensor: Tensor, plan: RoutePlan) -> None:
-        self.number, self.legs = number, plan.legs
-        self.cut = RouteCut(tensor, plan.chunks)
+        self.number, self.rounds = number, plan.rounds
+        self.chunked = ChunkedTensor(tensor, plan.chunks)
         self.work = Work((tensor,))
         self.unsent = 0
         self.received: dict[int, deque[Tensor]] = {}
-        self._leg, self._sent_leg = 0, False
+        self._round, self._round_sent = 0, False
 
     def expected(self) -> Counter[int]:
-        """Return the number of messages that each peer will send."""
-        pairs = (item for leg in self.legs for item in leg.receives.items())
+        """Return how many messages of this sum each peer will send to this rank."""
+        pairs = (item for own_round in self.rounds for item in own_round.receives.items())
         return Counter(peer for peer, receives in pairs if self._numel(receives))
 
     def store(self, peer: int, message: Tensor) -> None:
-        """Keep a message until its leg is reached."""
+        """Keep a received message until its round is reached."""
         self.received.setdefault(peer, deque()).append(message)
 
     def advance(self) -> list[tuple[int, Tensor]]:
-        """Go through the legs as far as possible; return (peer, message) of what to send now.
+        """Do as many rounds as possible; return the (peer, message) pairs to send now.
 
-        The messages of a leg depend on nothing that is still to be received, so all are returned
-        at once. Received messages are written when all of a leg have arrived and none that they
-        would overwrite is still to be sent.
+        All messages of a round can be sent when the round begins. The received messages of a round
+        are written into the tensor when all of them have arrived and all returned messages are
+        sent, because a message to send may be a view of the tensor.
         """
         ready: list[tuple[int, Tensor]] = []
-        while self._leg < len(self.legs):
-            leg = self.legs[self._leg]
-            if not self._sent_leg:
-                self._sent_leg = True
-                messages = [(peer, self.cut.message(chunks)) for peer, chunks in leg.sends.items()]
+        while self._round < len(self.rounds):
+            own_round = self.rounds[self._round]
+            if not self._round_sent:
+                self._round_sent = True
+                sends = own_round.sends.items()
+                messages = [(peer, self.chunked.message(chunks)) for peer, chunks in sends]
                 ready += [(peer, message) for peer, message in messages if message.numel()]
-            receives = {peer: r for peer, r in leg.receives.items() if self._numel(r)}
+            receives = {peer: r for peer, r in own_round.receives.items() if self._numel(r)}
             complete = all(self.received.get(peer) for peer in receives)
-            if leg.receives and (ready or self.unsent or not complete):
+            if own_round.receives and (ready or self.unsent or not complete):
                 break
             for peer, chunks in receives.items():
-                raw = self.received[peer].popleft().view(self.cut.tensor.dtype)
-                write_chunks(self.cut, raw.to(self.cut.tensor.device), chunks)
-            self._leg, self._sent_leg = self._leg + 1, False
+                raw = self.received[peer].popleft().view(self.chunked.tensor.dtype)
+                write_chunks(self.chunked, raw.to(self.chunked.tensor.device), chunks)
+            self._round, self._round_sent = self._round + 1, False
         self.unsent += len(ready)
         return ready
 
     @property
     def done(self) -> bool:
-        """Whether all messages have been received and sent."""
-        return self._leg == len(self.legs) and not self.unsent
+        """Whether all rounds are done and all messages are sent."""
+        return self._round == len(self.rounds) and not self.unsent
 
     def _numel(self, receives: list[tuple[int, bool]]) -> int:
-        """Return the size of a message; both ends know that an empty one is not sent."""
-        return sum(self.cut.part(chunk).numel() for chunk, _ in receives)
+        """Return the number of elements of a message; sender and receiver skip an empty one."""
+        return sum(self.chunked.part(chunk).numel() for chunk, _ in receives)
 
 
 class QueuedMessage(NamedTuple):
-    """A message in a send queue, ordered by urgency, then by the order of entry."""
+    """A message in a send queue; the queue is ordered by urgency, then by ``entry``, a count."""
 
     urgency: int
     entry: int
@@ -156,7 +157,7 @@ class QueuedMessage(NamedTuple):
 class QueuedRoute:
     """The send queues of one rank: for each peer one thread sends and one receives.
 
-    ``plan`` returns the legs that sum a tensor; it returns the same on all ranks.
+    ``plan`` returns this rank's rounds of the route for a tensor; the route is equal on all ranks.
     """
 
     def __init__(
@@ -166,7 +167,8 @@ class QueuedRoute:
         self._changed = threading.Condition()
         self._begun = self._entries = 0
         self._sums: dict[int, RunningSum] = {}
-        self._early: dict[int, list[tuple[int, Tensor]]] = {}  # of sums that have not begun here
+        # by number of a sum that has not begun here: the (peer, message) received
+        self._early: dict[int, list[tuple[int, Tensor]]] = {}
         self._queues: dict[int, list[QueuedMessage]] = {}
         self._expected: Counter[int] = Counter()
         self._threads: dict[tuple[str, int], threading.Thread] = {}
@@ -174,7 +176,7 @@ class QueuedRoute:
         self._error: BaseException | None = None
 
     def sum(self, tensor: Tensor) -> Work:
-        """Begin to sum a flat tensor over the group, in place."""
+        """Begin to sum a flat tensor over the group in place; all ranks call in the same order."""
         plan = self._plan(tensor)
         with self._changed:
             if self._error is not None:
@@ -190,12 +192,12 @@ class QueuedRoute:
         return running.work
 
     def waiting(self, peer: int) -> tuple[int, ...]:
-        """Return the numbers of the messages queued for a peer, the next one first."""
+        """Return the sum numbers of the messages queued for a peer, in the order of sending."""
         with self._changed:
             return tuple(queued.sum.number for queued in sorted(self._queues.get(peer, ())))
 
     def close(self) -> None:
-        """End the threads, when no sum is under way any more."""
+        """End the threads; call it only when no sum is under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -203,14 +205,14 @@ class QueuedRoute:
             thread.join(5)
 
     def _advance(self, running: RunningSum) -> None:
-        """Queue the messages that can be sent, or complete the sum."""
+        """Queue the messages that can be sent now; finish the work if the sum is done."""
         for peer, message in running.advance():
             urgency = self._urgency(running.number)
             queue = self._queues.setdefault(peer, [])
             heapq.heappush(queue, QueuedMessage(urgency, self._entries, running, message))
             self._entries += 1
             self._start_thread("send", peer, self._send)
-        if running.done and running.number in self._sums:  # it is not there if it failed meanwhile
+        if running.done and running.number in self._sums:  # _guard removes sums that failed
             del self._sums[running.number]
             running.work.finish()
         self._changed.notify_all()
@@ -244,19 +246,18 @@ class QueuedRoute:
                     self._advance(running)
 
     def _store(self, running: RunningSum, peer: int, message: Tensor) -> None:
-        # called when the message arrives or, if that is earlier than its sum, when the sum begins:
-        # _expected counts messages of sums that have begun
+        # called only for sums that have begun here, because _expected counts the messages of these
         self._expected[peer] -= 1
         running.store(peer, message)
 
     def _wait_for(self, ready: Callable[[], bool]) -> bool:
-        """Wait until ``ready``; return False when the route is closed."""
+        """Wait until ``ready()`` or closed; return False if closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or ready())
             return not self._closed
 
     def _guard(self, loop: Callable[[int], None], peer: int) -> None:
-        """Run a thread's loop; an error on any link fails every sum under way."""
+        """Run the loop of a thread; if it raises, all sums under way fail with this error."""
         try:
             loop(peer)
         except BaseException as error:
@@ -276,7 +277,7 @@ class QueuedWire(CollectiveWire):
         self.queues = queues
 
     def leave(self) -> None:
-        """End the threads of the queues."""
+        """End the threads of the send queues."""
         self.queues.close()
 
     def _mean(self, tensor: Tensor) -> Pending:

@@ -1,10 +1,10 @@
-"""All-reduce along a route that is given as data: rounds of (source, target, chunk, add).
+"""All-reduce along a route: a list of rounds, each a list of copies between ranks.
 
-This module knows no algorithm by name: ring, tree and butterfly are only different rounds. In a
-round, all chunks for one peer travel as one message, which is what the cost model assumes. Messages
-between two ranks arrive in the order sent, and every rank follows the rounds in the same order, so
-all-reduces may follow each other without a barrier. Those that run at the same time, in several
-threads, each need their own ``tag``.
+Ring, tree and butterfly differ only in their rounds; none of them has code here. In a round, a rank
+sends all chunks for one peer as one message, as the cost model assumes. Messages between two ranks
+arrive in the order sent, and every rank runs the rounds in the same order, so no barrier is needed
+between two all-reduces. All-reduces that run at the same time, in several threads, each need their
+own ``tag``.
 
 All functions block; for overlap call them from a communication thread.
 """
@@ -22,58 +22,66 @@ from torch import Tensor
 from shoal.errors import BadArgument
 
 Group = dist.ProcessGroup | None
-"""None for all ranks."""
-PlainCopy = tuple[int, int, int, bool]
-"""(source, target, chunk, add)."""
+"""A process group; None for all ranks."""
+CopyTuple = tuple[int, int, int, bool]
+"""(source rank, target rank, chunk index, add): the target adds the chunk to its own if ``add`` is
+True, else replaces its own. The same fields as ``Copy`` of the collectives, as a plain tuple."""
 
 
-class Leg(NamedTuple):
-    """One rank's part in one round: peer -> chunks to send; peer -> (chunk, add) to receive."""
+class RankRound(NamedTuple):
+    """One rank's part in one round."""
 
-    sends: dict[int, list[int]]
-    receives: dict[int, list[tuple[int, bool]]]
+    sends: dict[int, list[int]]  # for each peer, the chunks to send to it
+    receives: dict[int, list[tuple[int, bool]]]  # for each peer, the (chunk, add) to receive
 
 
-def legs(rounds: Iterable[Sequence[PlainCopy]], rank: int) -> tuple[Leg, ...]:
-    """Return the part of ``rank`` in these rounds, without the rounds in which it is idle."""
+def rank_rounds(rounds: Iterable[Sequence[CopyTuple]], rank: int) -> tuple[RankRound, ...]:
+    """Return the part of ``rank`` in each round; rounds in which it does nothing are left out."""
     own = []
     for copies in rounds:
-        leg = Leg({}, {})
+        own_round = RankRound({}, {})
         for source, target, chunk, add in copies:
             if source == rank:
-                leg.sends.setdefault(target, []).append(chunk)
+                own_round.sends.setdefault(target, []).append(chunk)
             if target == rank:
-                leg.receives.setdefault(source, []).append((chunk, add))
-        if leg.sends or leg.receives:
-            own.append(leg)
+                own_round.receives.setdefault(source, []).append((chunk, add))
+        if own_round.sends or own_round.receives:
+            own.append(own_round)
     return tuple(own)
 
 
-def run_legs(
-    tensor: Tensor, own_legs: Iterable[Leg], *, chunks: int, group: Group = None, tag: int = 0
+def run_rounds(
+    tensor: Tensor,
+    own_rounds: Iterable[RankRound],
+    *,
+    chunks: int,
+    group: Group = None,
+    tag: int = 0,
 ) -> None:
-    """Sum a flat contiguous tensor over the group in place, along a route.
+    """Run this rank's rounds of a route on a flat contiguous tensor, in place.
 
-    ``own_legs`` are this rank's legs of the route, which divides the tensor into ``chunks``. The
-    tensor has the same size on every rank, and may be empty.
+    After all rounds of an all-reduce route, the tensor is the sum over the group. ``chunks`` is the
+    number of chunks into which the route divides the tensor. All ranks of the route must call this
+    together, with tensors of the same size, which may be empty.
     """
     if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise BadArgument(f"run_legs(tensor of {tuple(tensor.shape)})", "needs a flat tensor")
+        what = f"run_rounds(tensor of {tuple(tensor.shape)}, strides {tensor.stride()})"
+        raise BadArgument(what, "the tensor must be flat (one-dimensional) and contiguous")
     if chunks < 1:
-        raise BadArgument(f"run_legs(chunks={chunks})", "needs at least one chunk")
-    cut = RouteCut(tensor, chunks)
-    for leg in own_legs:
-        _run_leg(cut, leg, group or dist.group.WORLD, tag)
+        raise BadArgument(f"run_rounds(chunks={chunks})", "chunks must be at least 1")
+    chunked = ChunkedTensor(tensor, chunks)
+    for own_round in own_rounds:
+        _run_round(chunked, own_round, group or dist.group.WORLD, tag)
 
 
-class RouteCut(NamedTuple):
+class ChunkedTensor(NamedTuple):
     """A flat tensor divided into chunks whose sizes differ by at most one; some may be empty."""
 
     tensor: Tensor
     chunks: int
 
     def part(self, first: int, count: int = 1) -> Tensor:
-        """Return a view of ``count`` adjacent chunks."""
+        """Return a view of ``count`` adjacent chunks, beginning with chunk ``first``."""
         n = self.tensor.numel()
         return self.tensor[first * n // self.chunks : (first + count) * n // self.chunks]
 
@@ -88,69 +96,76 @@ def _adjacent(chunks: Sequence[int]) -> bool:
     return all(after == before + 1 for before, after in pairwise(chunks))
 
 
-def _run_leg(cut: RouteCut, leg: Leg, group: Group, tag: int) -> None:
-    """Receive and send at the same time; a rank sends what it had before the round."""
+def _run_round(chunked: ChunkedTensor, own_round: RankRound, group: Group, tag: int) -> None:
+    """Send and receive the messages of a round at the same time, then write what was received."""
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
-    for peer, receives in leg.receives.items():
-        buffer = _direct_buffer(cut, leg, receives)
+    for peer, receives in own_round.receives.items():
+        buffer = _direct_buffer(chunked, own_round, receives)
         if buffer is None:
-            buffer = cut.tensor.new_empty(sum(cut.part(chunk).numel() for chunk, _ in receives))
+            numel = sum(chunked.part(chunk).numel() for chunk, _ in receives)
+            buffer = chunked.tensor.new_empty(numel)
             arrivals.append((buffer, receives))
         if buffer.numel():
             ops.append(dist.P2POp(dist.irecv, buffer, group=group, tag=tag, group_peer=peer))
-    for peer, chunks in leg.sends.items():
-        message = cut.message(chunks)
-        if message.numel():  # both ends know that an empty message is not sent
+    for peer, chunks in own_round.sends.items():
+        message = chunked.message(chunks)
+        if message.numel():  # sender and receiver both skip an empty message
             ops.append(dist.P2POp(dist.isend, message, group=group, tag=tag, group_peer=peer))
     for work in dist.batch_isend_irecv(ops) if ops else ():
         work.wait()
     for buffer, receives in arrivals:
-        write_chunks(cut, buffer, receives)
+        write_chunks(chunked, buffer, receives)
 
 
-def _direct_buffer(cut: RouteCut, leg: Leg, receives: list[tuple[int, bool]]) -> Tensor | None:
-    """Return the chunks themselves as buffer, if nothing is added to them and none is sent."""
+def _direct_buffer(
+    chunked: ChunkedTensor, own_round: RankRound, receives: list[tuple[int, bool]]
+) -> Tensor | None:
+    """Return a view of the chunks to receive, so that they need no other buffer.
+
+    Return None if a chunk is added, is also sent in this round, or if they are not adjacent.
+    """
     chunks = [chunk for chunk, _ in receives]
-    sent = {chunk for message in leg.sends.values() for chunk in message}
+    sent = {chunk for message in own_round.sends.values() for chunk in message}
     if any(add for _, add in receives) or sent.intersection(chunks) or not _adjacent(chunks):
         return None
-    return cut.part(chunks[0], len(chunks))
+    return chunked.part(chunks[0], len(chunks))
 
 
-def write_chunks(cut: RouteCut, buffer: Tensor, receives: list[tuple[int, bool]]) -> None:
-    """Copy the chunks of a received message into the tensor, or add them to it."""
+def write_chunks(chunked: ChunkedTensor, buffer: Tensor, receives: list[tuple[int, bool]]) -> None:
+    """Copy the chunks of a received message into the tensor, or add those whose ``add`` is True."""
     chunks = [chunk for chunk, _ in receives]
     if all(add for _, add in receives) and _adjacent(chunks):
-        cut.part(chunks[0], len(chunks)).add_(buffer)
+        chunked.part(chunks[0], len(chunks)).add_(buffer)
         return
-    sizes = [cut.part(chunk).numel() for chunk in chunks]
+    sizes = [chunked.part(chunk).numel() for chunk in chunks]
     for (chunk, add), values in zip(receives, torch.split(buffer, sizes), strict=True):
         if add:
-            cut.part(chunk).add_(values)
+            chunked.part(chunk).add_(values)
         else:
-            cut.part(chunk).copy_(values)
+            chunked.part(chunk).copy_(values)
 
 
-class Halves:
-    """An all-reduce in two halves, in place: reduce-scatter now, all-gather when it is needed.
+class TwoStepAllReduce:
+    """An all-reduce in two calls, in place: a reduce-scatter, and later an all-gather.
 
-    Unlike torch's collectives, they take a tensor of any length and make no copy. ``rounds`` are
-    those of a ring: the first half of them is a reduce-scatter, the second an all-gather.
+    Unlike torch's collectives, they accept a length that the number of ranks does not divide, and
+    they need no second tensor, only a buffer of one chunk. ``rounds`` must be those of a ring: the
+    first half of them is the reduce-scatter, the second half the all-gather.
     """
 
-    def __init__(self, group: Group, rounds: Sequence[Sequence[PlainCopy]]) -> None:
+    def __init__(self, group: Group, rounds: Sequence[Sequence[CopyTuple]]) -> None:
         self._group, self._size = group, dist.get_world_size(group)
         rank = dist.get_rank(group)
-        self._first = legs(rounds[: len(rounds) // 2], rank)
-        self._second = legs(rounds[len(rounds) // 2 :], rank)
+        self._reduce_scatter_rounds = rank_rounds(rounds[: len(rounds) // 2], rank)
+        self._all_gather_rounds = rank_rounds(rounds[len(rounds) // 2 :], rank)
 
-    def scatter(self, tensor: Tensor) -> Tensor:
-        """Reduce-scatter: each rank ends with the sum of one chunk; the others are partial sums."""
-        run_legs(tensor, self._first, chunks=self._size, group=self._group)
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        """Reduce-scatter in place: one chunk becomes the sum, the other chunks partial sums."""
+        run_rounds(tensor, self._reduce_scatter_rounds, chunks=self._size, group=self._group)
         return tensor
 
-    def spread(self, tensor: Tensor) -> Tensor:
-        """All-gather: all ranks end with all sums."""
-        run_legs(tensor, self._second, chunks=self._size, group=self._group)
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """All-gather in place: copy the summed chunk of every rank; return the tensor."""
+        run_rounds(tensor, self._all_gather_rounds, chunks=self._size, group=self._group)
         return tensor

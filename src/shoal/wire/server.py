@@ -1,7 +1,7 @@
-"""The wire to parameter servers: bsp sums asks there, ssp and asp push gradients there.
+"""The wire to parameter servers: with bsp they answer asks, with ssp and asp they update the model.
 
-A worker has one connection to each server. Asks go to the servers in turn, round by round. A model
-is divided: each parameter lives on one server, its home.
+A worker has one connection to each server. Each ask goes to one server; the servers take turns. In
+ssp and asp, each parameter is stored on one server, which is called its home.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.wire import Pending, Ready
 
-BEGIN, PULL, CALL = -1, -2, -3  # sent in place of a round by requests that are not part of one
+BEGIN, PULL, CALL = -1, -2, -3  # values of "round" in requests that belong to no round
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
 Decode = Callable[[list[Tensor]], Any]
 Body = tuple[dict[str, Any], Sequence[Tensor]]
 
 
 class ServerConnection:
-    """The channel to one server, and replies that arrived before a caller waited for them."""
+    """The channel to one server; it keeps replies that arrive before the caller waits for them."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._early: dict[int, Message] = {}
 
     def receive(self, round: int) -> Message:
-        """Read replies until that of ``round`` arrives, and return it."""
+        """Wait for the reply to ``round`` and return it; raise the error that the server sent."""
         while round not in self._early:
             message = self.channel.receive()
             if message.kind == "error":
@@ -43,25 +43,26 @@ class ServerConnection:
 
 
 class PendingReply(NamedTuple):
-    """The answer to an ask that a server will send."""
+    """The answer to an ask, which a server will send."""
 
     connection: ServerConnection
     round: int
     decode: Decode
 
     def wait(self) -> Any:
-        """Read replies until this one arrives."""
+        """Block until the reply has arrived, and return the answer in it."""
         return self.decode(self.connection.receive(self.round).tensors)
 
 
 class ServerWire:
-    """Answers asks and pushes through parameter servers, each of which has a channel.
+    """Sends asks and pushes to parameter servers, and returns their answers.
 
     Args:
-        channels: one for each server.
+        channels: one connected channel for each server.
         workers: number of workers.
-        describe: encodes an ask as JSON and tensors.
-        sizes: bytes of each parameter, by which they are divided among the servers.
+        describe: returns a JSON description of an ask, and its tensors.
+        sizes: bytes of each parameter; parameters are divided among the servers so that each gets
+            about the same number of bytes.
         groups: returns the current hyper-parameters of this worker's optimizer.
     """
 
@@ -87,7 +88,7 @@ class ServerWire:
         return len(self._connections)
 
     def ask(self, ask: Ask) -> Pending:
-        """Send an ask to the server of this round, or a push to the homes of its parameters."""
+        """Send an ask to the server whose turn it is, or a push to the homes of its parameters."""
         if isinstance(ask, Push):
             return Ready(self._push(ask.parts))
         connections = self._open()
@@ -99,7 +100,7 @@ class ServerWire:
         return PendingReply(connection, self._rounds - 1, decode)
 
     def _push(self, messages: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
-        """Send each server the messages for its parameters; return the model after the update."""
+        """Send each server the messages for its parameters; return the updated parameters."""
         check_homes(self.homes, list(messages))
         groups, connections = self._groups(), self._open()
         for index, connection in enumerate(connections):
@@ -111,7 +112,7 @@ class ServerWire:
                 "names": self._names_at(index),
             }
             connection.channel.send("push", facts, [t for parts in own.values() for t in parts])
-        model = _model_in(connection.receive(self._rounds) for connection in connections)
+        model = _merge_models(connection.receive(self._rounds) for connection in connections)
         self._rounds += 1
         return model
 
@@ -125,12 +126,12 @@ class ServerWire:
         self.call("begin", bodies, round=BEGIN)
 
     def pull(self) -> dict[str, Tensor]:
-        """Return the servers' current model."""
+        """Return the current parameters of all servers, by name."""
         bodies = [({"names": self._names_at(server)}, ()) for server in range(self.servers)]
-        return _model_in(self.call("pull", bodies, round=PULL))
+        return _merge_models(self.call("pull", bodies, round=PULL))
 
     def call(self, kind: str, bodies: Sequence[Body], *, round: int = CALL) -> list[Message]:
-        """Send every server a request of this kind with its own body; return the replies."""
+        """Send each server a request of this kind; body i is for server i. Return the replies."""
         replies = []
         for connection, (facts, tensors) in zip(self._open(), bodies, strict=True):
             connection.channel.send(kind, {**facts, "round": round}, tensors)
@@ -138,7 +139,7 @@ class ServerWire:
         return replies
 
     def leave(self) -> None:
-        """Tell every server that can still be reached that this worker is done, and disconnect."""
+        """Tell every server that this worker is done, and disconnect; ignore lost servers."""
         connections, self._connections = self._connections, []
         for connection in connections:
             with suppress(FaultError):
@@ -156,7 +157,7 @@ class ServerWire:
         return [name for name, home in self.homes.items() if home == server]
 
 
-def _model_in(replies: Iterable[Message]) -> dict[str, Tensor]:
+def _merge_models(replies: Iterable[Message]) -> dict[str, Tensor]:
     return {
         name: tensor
         for reply in replies
@@ -175,18 +176,18 @@ def assign_homes(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
 
 
 def check_homes(homes: Mapping[str, int], names: Sequence[str]) -> None:
-    """Refuse parameters that no server has."""
+    """Raise UsageError if a parameter is assigned to no server."""
     if missing := [name for name in names if name not in homes]:
         raise UsageError(
-            f"{missing[0]} joined the model after its parameters were assigned to servers; create "
-            "all parameters before distribute"
+            f"{missing[0]} was added to the model after its parameters were assigned to servers; "
+            "create all parameters before distribute"
         )
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the numbers in each parameter group, which a scheduler may change.
+    """Return the numbers in each parameter group, such as ``lr``, which a scheduler may change.
 
-    A tensor of one number, such as ``lr=torch.tensor(0.1)``, is returned as a number.
+    A tensor with one element, such as ``lr=torch.tensor(0.1)``, is returned as a number.
     """
     groups = []
     for group in optimizer.param_groups:
@@ -199,7 +200,7 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def error_of(peer: str, facts: Mapping[str, Any]) -> Exception:
-    """Return the exception that a server reported; PeerLost if it is none of Shoal's."""
+    """Return the exception that a server reported; PeerLost if its type is not one of these."""
     for kind in (PeerLost, ExchangeTimeout, LayoutMismatch, UsageError):
         if kind.__name__ == facts.get("type"):
             return kind(str(facts.get("text")))

@@ -1,15 +1,15 @@
-"""The interface of all wires: algorithms ask, wires answer.
+"""The interface of all wires, which answer the asks of algorithms.
 
 An algorithm is a flow (:mod:`shoal.flow`): a generator that yields an ask, such as
-``Mean(tensor)``, and is sent the answer. A wire issues the ask and returns at once; ``wait`` blocks
-until the answer is complete::
+``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication, and most wires
+return before it is done; ``wait`` blocks until the answer is complete::
 
     flow                      runtime                          wire
     yield Mean(gradient)  ->  pending = wire.ask(ask)      ->  dist.all_reduce(..., async_op=True)
                               (backward goes on meanwhile)
     mean = <-             <-  flow.send(pending.wait())    <-  work.wait(), sum / size
 
-Every rank issues the same asks in the same order, so that messages need no name.
+Every rank must issue the same asks in the same order, because messages carry no name.
 
 The wires: ``null`` (one worker), ``collective`` (a process group), ``queued`` (a process group with
 send queues), ``neighbours`` (gossip), ``server`` (parameter servers) and, in the runtime,
@@ -31,7 +31,7 @@ from shoal.flow import Ask, Gather, nbytes
 
 
 class Pending(Protocol):
-    """The answer to an ask that was issued."""
+    """The answer to an ask, which may not be complete yet."""
 
     def wait(self) -> Any:
         """Block until the answer is complete, and return it."""
@@ -41,22 +41,22 @@ class Wire(Protocol):
     """Issues asks and returns their pending answers.
 
     Attributes:
-        size: number of workers taking part.
-        blocks: ``ask`` itself waits for the network, so that overlap needs another thread.
+        size: number of workers.
+        blocks: if True, ``ask`` itself waits for the network, so overlap needs another thread.
     """
 
     size: int
     blocks: bool
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue an ask."""
+        """Begin the communication for an ask, and return its pending answer."""
 
     def leave(self) -> None:
-        """End this worker's part at the end of the run."""
+        """Release what the wire holds, at the end of the run."""
 
 
 class Ready(NamedTuple):
-    """An answer that is complete already."""
+    """An answer that is already complete."""
 
     answer: Any
 
@@ -68,7 +68,8 @@ class Ready(NamedTuple):
 class PendingWork(NamedTuple):
     """An answer that ``finish`` computes when torch's works are complete.
 
-    ``signals`` says that ``is_completed`` of the works can be trusted; that of sends cannot.
+    ``signals`` is False if the futures of the works do not report when they are complete, as for
+    sends and receives.
     """
 
     works: tuple[dist.Work, ...]
@@ -88,7 +89,7 @@ class PendingAll(NamedTuple):
     parts: tuple[Pending, ...]
 
     def wait(self) -> tuple[Any, ...]:
-        """Wait for each, and return all answers."""
+        """Wait for each answer, and return all of them."""
         return tuple(part.wait() for part in self.parts)
 
 
@@ -96,48 +97,48 @@ Parts = tuple[Tensor, ...]
 
 
 class SpanRecorder(Protocol):
-    """Collects the spans of a timeline."""
+    """Records the spans of a timeline."""
 
     enabled: bool
 
     def add(
         self, lane: str, name: str, start: float, seconds: float, nbytes: int = 0, step: int = 0
     ) -> None:
-        """Add a span."""
+        """Add a span; ``start`` is a time of ``time.perf_counter``."""
 
 
 class TracedPending(NamedTuple):
-    """A pending answer that reports its arrival."""
+    """A pending answer that calls ``arrived`` when it is complete."""
 
     pending: Pending
     arrived: Callable[[], None]
 
     def wait(self) -> Any:
-        """Wait for the answer, and report it."""
+        """Wait for the answer, call ``arrived``, and return the answer."""
         answer = self.pending.wait()
         self.arrived()
         return answer
 
 
 class TracedWire:
-    """A wire that records each exchange on the timeline: from the ask to its answer."""
+    """A wire that records each exchange on the timeline, from the ask to its answer."""
 
     def __init__(self, wire: Wire, recorder: SpanRecorder) -> None:
         self.size, self.blocks, self.step = wire.size, wire.blocks, 0
         self.inner, self._recorder = wire, recorder
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; its span ends when the answer arrives, even if it is waited for later."""
+        """Issue an ask; its span ends when the work reports its end, or else when wait returns."""
         if not self._recorder.enabled:
             return self.inner.ask(ask)
         start, step, size = time.perf_counter(), self.step, nbytes(ask)
-        unrecorded = [True]
+        record_once = [True]
 
         def arrived(*_: object) -> None:
             # Both the work's callback and wait() call this, maybe in two threads at once. pop() is
             # atomic, so exactly one of them records the span.
             try:
-                unrecorded.pop()
+                record_once.pop()
             except IndexError:
                 return
             seconds = time.perf_counter() - start
@@ -148,26 +149,26 @@ class TracedWire:
         return TracedPending(pending, arrived)
 
     def leave(self) -> None:
-        """Leave the inner wire: the run is over."""
+        """Release what the inner wire holds."""
         self.inner.leave()
 
 
 def notifies(pending: Pending, arrived: Callable[..., None]) -> bool:
-    """Have ``arrived`` called at the end of the work, and return whether the work can do so."""
+    """Have ``arrived`` called when the work is done; return False if the work cannot do this."""
     if not (isinstance(pending, PendingWork) and pending.works and pending.signals):
         return False
     pending.works[-1].get_future().add_done_callback(arrived)
     return True
 
 
-# all_gather_into_tensor is its name before torch 2.13
+# newer torch calls it all_gather_single, older torch all_gather_into_tensor
 gather_flat: Callable[..., dist.Work | None]
 gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-ALIGN = 16  # bytes: the size of the widest number, complex128
+ALIGN = 16  # bytes: the size of the largest dtype, complex128
 
 
 def pack(parts: Iterable[Tensor]) -> Tensor:
-    """Copy tensors into one buffer of bytes, each aligned for its dtype."""
+    """Return a buffer of bytes with copies of the tensors, each aligned for its dtype."""
     pieces = []
     for part in parts:
         raw = part.detach().contiguous().view(-1).view(torch.uint8)
@@ -183,7 +184,7 @@ def unpack(buffer: Tensor, like: Iterable[Tensor]) -> Parts:
     for tensor in like:
         nbytes = tensor.numel() * tensor.element_size()
         raw = buffer[start : start + nbytes]
-        # torch refuses a view at an address that is not aligned, even of no bytes
+        # torch refuses a view at a misaligned address, even if the view is empty
         part = raw.view(tensor.dtype) if nbytes else raw.new_empty(0, dtype=tensor.dtype)
         parts.append(part.view(tensor.shape))
         start += nbytes + (-nbytes % ALIGN)
@@ -196,14 +197,17 @@ def pack_all(messages: Iterable[Parts]) -> Tensor:
 
 
 def unpack_all(buffer: Tensor, like: Sequence[Parts]) -> list[Parts]:
-    """Undo :func:`pack_all`: one tuple of tensors for each message of ``like``."""
+    """Undo :func:`pack_all`: return one tuple of tensors for each message of ``like``, as views."""
     parts = unpack(buffer, (part for message in like for part in message))
     ends = accumulate(map(len, like), initial=0)
     return [parts[start:stop] for start, stop in pairwise(ends)]
 
 
 def mean_of_messages(asks: Sequence[Gather], buffers: Iterable[tuple[Tensor, float]]) -> Any:
-    """Decode the (packed parts of all asks, weight) of each worker; return a mean for each ask."""
+    """Return the weighted mean for each ask; for one ask only the mean itself, else a tuple.
+
+    ``buffers`` has (packed messages of all asks, weight) for each worker.
+    """
     means = [torch.zeros_like(ask.like) for ask in asks]
     like = [ask.parts for ask in asks]
     for buffer, weight in buffers:

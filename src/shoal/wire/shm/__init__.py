@@ -1,8 +1,8 @@
-"""The ``shoal`` backend of torch.distributed: collectives at memory speed inside a node.
+"""The ``shoal`` backend of torch.distributed: collectives through shared memory inside a node.
 
-Top down: ``backend`` is what torch sees, ``rendezvous`` connects the ranks, ``multinode`` works
-between nodes, ``node`` inside a node, ``memory`` holds what they share. Importing this package
-loads neither torch nor the backend; the first group does.
+From top to bottom: ``backend`` is the interface to torch, ``rendezvous`` connects the ranks,
+``multinode`` communicates between nodes, ``node`` inside a node, and ``memory`` manages the shared
+memory. Importing this package loads neither torch nor the backend; creating the first group does.
 """
 
 from __future__ import annotations

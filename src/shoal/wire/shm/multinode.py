@@ -3,24 +3,23 @@
 all_reduce has three phases:
 
 1. Combine inside each node.
-2. Combine between nodes. If all nodes have equally many ranks, this may be shared: rank ``i`` of
-   each node, a *leader*, combines slice ``i`` over a connection of its own; else one leader of each
-   node combines everything. The faster way is measured (``Leaders``).
+2. Combine between nodes. The ranks that do this are called *leaders*. Either rank 0 of each node is
+   the only leader; or, if all nodes have equally many ranks, all ranks are leaders, and rank ``i``
+   of each node combines slice ``i`` over a connection of its own.
 3. Broadcast the result inside each node.
 
-Between nodes gloo only moves bytes, so every dtype travels; this module combines in the order of
-nodes, so the result is the same on every rank and in every run.
+One leader has less overhead, but several may use the network or the cores better. So for each size
+(power of two) the first calls try both numbers in turn, and then all ranks choose the one that was
+faster on the slowest rank (``Leaders``). The choice does not change results.
 
-broadcast crosses the network once for each node. The collectives that send something else to each
-rank (all_gather, scatter, reduce_scatter, all_to_all) use gloo between all ranks.
+Between nodes gloo only copies bytes, so every dtype can be sent. This module combines the bytes in
+the order of nodes, so the result is the same on every rank and in every run.
 
-One leader has less overhead; the connections of several may fill a link, or a core, that one does
-not. Which is faster depends on the machines, so the first calls of each size (powers of two) try
-both in turn; then all ranks agree on the way whose slowest rank was done first. Results do not
-depend on the choice.
+broadcast sends the data to each other node once. all_gather, scatter, reduce_scatter and all_to_all
+use gloo between all ranks.
 
-gloo reports the connection, not the rank, and has one error for all faults: a timeout and a lost
-peer differ only in its text.
+The errors of gloo name a connection, not a rank, and have one type for all faults: only the text
+distinguishes a timeout from a lost peer.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ from shoal.wire.shm.node.collectives import MemoryRange, NodeCollectives
 from shoal.wire.shm.work import Work
 
 log = logging.getLogger(__name__)
-_AGREE = op_signature("agreeing with other nodes")
-_LATE = "Timed out"
+_AGREE_SIGNATURE = op_signature("agreeing with other nodes")
+_TIMEOUT_TEXT = "Timed out"
 
 Callback = Callable[[], None]
 ErrorContexts = Callable[[], AbstractContextManager[None]]
@@ -59,21 +58,21 @@ ErrorContexts = Callable[[], AbstractContextManager[None]]
 
 @contextmanager
 def gloo_errors(operation: str, peer: str) -> Iterator[None]:
-    """Add to gloo's errors the operation and the peer.
+    """Replace gloo's errors in the block by errors that name the operation and the peer.
 
     Raises:
-        ExchangeTimeout: not done in time.
-        PeerLost: the connection is broken.
+        ExchangeTimeout: gloo reports a timeout.
+        PeerLost: gloo reports any other error.
     """
     try:
         yield
     except RuntimeError as error:
-        kind = ExchangeTimeout if _LATE in str(error) else PeerLost
-        raise kind(f"{operation}: {peer}, between nodes: {error}") from error
+        kind = ExchangeTimeout if _TIMEOUT_TEXT in str(error) else PeerLost
+        raise kind(f"{operation}: communication with {peer} over gloo failed: {error}") from error
 
 
 class MultiNodeCollectives:
-    """The collectives of a group whose ranks are on several ``nodes``, as one rank calls them."""
+    """The collectives of a group whose ranks are on several nodes; ``nodes`` lists their ranks."""
 
     def __init__(
         self, local: NodeCollectives, nodes: Sequence[Sequence[int]], rendezvous: NodeRendezvous
@@ -93,7 +92,7 @@ class MultiNodeCollectives:
         self.all_ranks = gloo("everyone", self.rank, self.size)
         most = local.size if len({len(ranks) for ranks in nodes}) == 1 else 1
         self.leaders = Leaders((1, most), self._slowest)
-        # the ranks that lead the same slice, one of each node, are a group of their own
+        # the leaders of one slice, one on each node, have their own gloo group
         leads = local.rank < most
         self._peers: Any = gloo(f"lane {local.rank}", self._node, len(nodes)) if leads else None
 
@@ -103,14 +102,14 @@ class MultiNodeCollectives:
     def _slowest(self, seconds: Tensor) -> None:
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
-        with self._gloo_errors(_AGREE):
+        with self._gloo_errors(_AGREE_SIGNATURE):
             self.all_ranks.allreduce([seconds], options).wait()
 
     def barrier(self, signature: bytes) -> None:
         """Wait for all ranks, and check that all nodes call the same collective.
 
         Raises:
-            LayoutMismatch: a node calls another one; the message shows all of them.
+            LayoutMismatch: nodes call different ones; the message shows all of them.
         """
         self.local.barrier(signature)
         signatures = torch.zeros(len(self._nodes) * SIGNATURE_NBYTES, dtype=torch.uint8)
@@ -118,7 +117,7 @@ class MultiNodeCollectives:
             own = torch.frombuffer(bytearray(signature), dtype=torch.uint8)
             with self._gloo_errors(signature):
                 self._peers._allgather_base(signatures, own).wait()
-        self.local.broadcast(_AGREE, signatures.data_ptr(), signatures.nbytes, root=0)
+        self.local.broadcast(_AGREE_SIGNATURE, signatures.data_ptr(), signatures.nbytes, root=0)
         rows = signatures.view(-1, SIGNATURE_NBYTES)
         if not rows.eq(rows[0]).all():
             sides = "; ".join(
@@ -126,7 +125,8 @@ class MultiNodeCollectives:
                 f"{', '.join(str(self._names[r]) for r in ranks)}"
                 for row, ranks in zip(rows, self._nodes, strict=True)
             )
-            raise LayoutMismatch(f"ranks called different collectives: {sides}")
+            text = f"ranks called different collectives: {sides}; all ranks must call the same one"
+            raise LayoutMismatch(text)
 
     def all_reduce(self, signature: bytes, flat: Tensor, op: Reduction) -> None:
         """Combine ``flat`` of all ranks, in place on all ranks."""
@@ -146,7 +146,7 @@ class MultiNodeCollectives:
                 self.local.broadcast(signature, part.data_ptr(), part.nbytes, root=root)
 
     def _all_reduce_between(self, flat: Tensor, op: Reduction) -> None:
-        """Combine with this leader's peers on other nodes: reduce_scatter, then all_gather."""
+        """Combine ``flat`` of this slice's leaders in place: reduce_scatter, then all_gather."""
         count, width = len(self._nodes), flat.element_size()
         each = -(-flat.numel() // count)
         ends = [min(i * each, flat.numel()) for i in range(count + 1)]
@@ -161,11 +161,11 @@ class MultiNodeCollectives:
         self._peers.alltoall_base(whole, results, sizes, [own] * count).wait()
 
     def reduce(self, signature: bytes, flat: Tensor, op: Reduction, *, root: int) -> None:
-        """Combine ``flat`` of all ranks into ``flat`` of the root."""
+        """Combine ``flat`` of all ranks into ``flat`` of the root; other ranks keep theirs."""
         self.all_reduce(signature, flat if self.rank == root else flat.clone(), op)
 
     def broadcast(self, signature: bytes, address: int, nbytes: int, *, root: int) -> None:
-        """Copy the root's memory to all ranks: in its node, to other leaders, in their nodes."""
+        """Copy the root's memory: inside its node, to rank 0 of other nodes, inside those."""
         self.barrier(signature)
         source = self._node_of[root]
         if source == self._node:
@@ -180,7 +180,7 @@ class MultiNodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` of each rank to ``targets``, an address for each; None: only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``, for all r; None: only send."""
         self.barrier(signature)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
         with self._gloo_errors(signature):
@@ -191,7 +191,7 @@ class MultiNodeCollectives:
     def scatter(
         self, signature: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
-        """Copy ``nbytes`` from each of the root's ``sources``, which are addresses, to a rank."""
+        """Copy ``nbytes`` at the root's ``sources[r]`` to ``target`` of rank r, for all r."""
         parts = [(source, nbytes) for source in sources] or [(0, 0)] * self.size
         targets = [(target, nbytes if rank == root else 0) for rank in range(self.size)]
         self.all_to_all(signature, parts, targets)
@@ -199,7 +199,7 @@ class MultiNodeCollectives:
     def reduce_scatter(
         self, signature: bytes, sources: Sequence[int], *, own: Tensor, out: Tensor, op: Reduction
     ) -> None:
-        """Combine what all ranks have for this rank into ``out``."""
+        """Combine what is at ``sources[r]`` of all ranks into ``out`` of rank r, for all r."""
         each = out.nbytes
         parts = torch.empty(self.size, out.numel(), dtype=out.dtype)
         targets = [(parts.data_ptr() + rank * each, each) for rank in range(self.size)]
@@ -210,7 +210,7 @@ class MultiNodeCollectives:
     def all_to_all(
         self, signature: bytes, sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
     ) -> None:
-        """Send each rank its own part; all parts are (address, bytes)."""
+        """Copy ``sources[r]`` to rank r, and what rank r sends to ``targets[r]``, for all r."""
         self.barrier(signature)
         sent, expected = [n for _, n in sources], [n for _, n in targets]
         self._check_sizes(sent, expected)
@@ -223,7 +223,7 @@ class MultiNodeCollectives:
             ctypes.memmove(target, part.data_ptr(), nbytes)
 
     def _check_sizes(self, sent: list[int], expected: list[int]) -> None:
-        """Check that each rank expects what the others send; a mismatch raises on all ranks."""
+        """Raise LayoutMismatch, on all ranks, if a rank expects another size than is sent."""
         incoming, ones = torch.empty(self.size, dtype=torch.int64), [1] * self.size
         self.all_ranks.alltoall_base(incoming, torch.tensor(sent), ones, ones).wait()
         mismatches = incoming.ne(torch.tensor(expected)).to(torch.int64)
@@ -231,20 +231,20 @@ class MultiNodeCollectives:
         if mismatches.any():
             rank = int(mismatches.argmax())
             raise LayoutMismatch(
-                f"all_to_all: rank {self._names[rank]} sends other sizes than some rank expects; "
+                f"all_to_all: rank {self._names[rank]} sends other sizes than a receiver expects; "
                 f"here rank {self._names[self.rank]} expects {expected} bytes and is sent "
                 f"{incoming.tolist()}; the splits must agree"
             )
 
 
-TRIES = 4  # of each number and size; the best counts, because the first allocates memory
+TRIES = 4  # of each number of leaders and size; the fastest counts, because the first allocates
 
 
 class Leaders:
-    """Chooses how many ranks of a node send to other nodes, for each size of message.
+    """Chooses the number of leaders of a node, for each size of message, by timing.
 
-    ``ways`` are the numbers to choose from. The collective ``slowest`` replaces seconds by their
-    maxima over the group.
+    ``ways`` are the numbers to choose from. ``slowest`` is a collective that replaces the elements
+    of a tensor by their maxima over the group.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Leaders:
 
     @contextmanager
     def leading(self, nbytes: int) -> Iterator[int]:
-        """Return how many ranks of each node are to send; time the block during a trial."""
+        """Yield the number of leaders to use in the block; time the block until one is chosen."""
         size = nbytes.bit_length()
         if len(self._ways) == 1 or size in self.chosen:
             yield self.chosen.get(size, self._ways[0])
@@ -279,7 +279,7 @@ class Leaders:
         seconds = dict(enumerate(least.tolist()))
         self.chosen[size] = self._ways[self._tuner.best(seconds)]
         times = ", ".join(f"{self._ways[i]}: {s * 1e3:.2f} ms" for i, s in seconds.items())
-        log.debug("below %d bytes, leaders of a node: %d (%s)", 1 << size, self.chosen[size], times)
+        log.debug("%d leaders below %d bytes (%s)", self.chosen[size], 1 << size, times)
 
 
 class GlooWork(Work):
@@ -292,8 +292,8 @@ class GlooWork(Work):
         self._inner, self._errors, self._on_success = inner, errors, on_success
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is sent or received; raise its error."""
-        if not self._done:  # waiting twice for gloo's work would wait for another message
+        """Wait until the message is sent or received, and return True; raise its error."""
+        if not self._done:  # gloo's second wait would wait for another message
             with self._errors():
                 self._inner.wait(*([timeout] if timeout else []))
             if self._on_success is not None:
@@ -302,12 +302,12 @@ class GlooWork(Work):
         return super().wait()
 
     def get_future(self) -> Any:
-        """Wait, and return a torch future of the tensors: no other thread would complete it."""
+        """Wait, then return a completed future; no thread would complete it later."""
         self.wait()
         return super().get_future()
 
     def is_completed(self) -> bool:
-        """Return whether it is done as far as known; gloo may report it only to :meth:`wait`."""
+        """Return whether it is known to be done; gloo may report that only in :meth:`wait`."""
         return self._done or bool(self._inner.is_completed())
 
     def source_rank(self) -> int:
@@ -318,7 +318,7 @@ class GlooWork(Work):
 
 
 class GlooP2P:
-    """The messages of a group on several nodes: all of them over gloo."""
+    """The point-to-point messages of a group on several nodes, all over gloo."""
 
     def __init__(self, gloo: Any, names: Sequence[int]) -> None:
         self._gloo, self._names = gloo, names

@@ -1,4 +1,4 @@
-"""The backend's options, which are environment variables."""
+"""Read the options of the backend from environment variables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shoal.errors import BadArgument
 SEGMENT_MB = "SHOAL_SHM_MB"
 """Environment variable: the largest size of a group's segment, in megabytes."""
 DIRECT_MB = "SHOAL_SHM_DIRECT_MB"
-"""Environment variable: messages from this size on are read from the sender's memory."""
+"""Environment variable: messages of at least so many MB are read from the sender's memory."""
 _SEGMENT_MB_DEFAULT = 256.0
-_DIRECT_MB_DEFAULT = 1.0  # from here on, saving one copy is worth one more barrier
-NEVER = sys.maxsize  # as a size: no message is read from the sender's memory
+_DIRECT_MB_DEFAULT = 1.0  # from this size on, one copy costs more time than one more barrier
+NEVER = sys.maxsize  # a size that no message reaches, so none is read from the sender's memory
 
 
 def segment_limit_nbytes() -> int:
-    """Return the largest size of a segment: by option, and a quarter of the available memory.
+    """Return the largest size of a segment: the option, but at most 1/4 of the available memory.
 
     Raises:
         BadArgument: the option is not a positive number.
@@ -37,10 +37,10 @@ def segment_limit_nbytes() -> int:
 
 
 def direct_nbytes() -> int:
-    """Return the smallest message that is read from the sender's memory, by option.
+    """Return from how many bytes on a message is read from the sender's memory.
 
     Raises:
-        BadArgument: the option is not a number of megabytes.
+        BadArgument: the option is not a number, or is negative.
     """
     why = "must be a number of megabytes, 0 or more, or inf"
     megabytes = _read(DIRECT_MB, _DIRECT_MB_DEFAULT, valid=lambda mb: mb >= 0, why=why)
@@ -52,7 +52,7 @@ def _read(variable: str, default: float, *, valid: Callable[[float], bool], why:
     try:
         number = float(text)
     except ValueError:
-        number = math.nan  # which is never valid
+        number = math.nan  # no option accepts it
     if not valid(number):
         raise BadArgument(f"{variable}={text}", why)
     return number

@@ -1,11 +1,11 @@
-"""How the ranks of a group find each other, and what carries their collectives and messages.
+"""Connect the ranks of a group, and create the objects that run its collectives and messages.
 
-1. Each rank writes to the store which system it runs on and which process it is (``peers``).
-2. The first rank of each system creates a segment; the others map it. A rank that cannot reach it,
-   though it seems to be on the same system, becomes a node of its own. Each rank also tries to read
-   the memory of the others (``cma``).
-3. The file is closed: from now on the segment lives in the mappings alone.
-4. Groups on several nodes also connect over gloo (``multinode``).
+1. Each rank writes its host key and its process id to the store (``peers``).
+2. Of the ranks with the same host key, the first creates a segment and the others map it. A rank
+   that cannot map it becomes a node of its own. Each rank also tries to read the memory of the
+   others (``cma``).
+3. The creator closes the file of the segment, which exists from then on only as mapped memory.
+4. The ranks of a group on several nodes also connect over gloo (``multinode``).
 
 The segment of ``n`` ranks::
 
@@ -40,11 +40,12 @@ log = logging.getLogger(__name__)
 _SLOT_NBYTES = 4 << 20
 _CELL_NBYTES = 256 << 10
 _RINGS_NBYTES = 32 << 20
-_UNMAPPED, _MAPPED, _READS = "0", "1", "2"  # whether a rank has the segment, and reads others
+# what a rank can do: not map the segment; map it; map it and also read the memory of other ranks
+_UNMAPPED, _MAPPED, _READS = "0", "1", "2"
 
 
 class Transports(NamedTuple):
-    """What carries a group's collectives and messages, and the barrier of this node's ranks."""
+    """The objects that run a group's collectives and messages, and the barrier of this node."""
 
     collectives: NodeCollectives | MultiNodeCollectives
     p2p: P2P | GlooP2P
@@ -52,7 +53,7 @@ class Transports(NamedTuple):
 
 
 class SegmentLayout(NamedTuple):
-    """Offsets in the segment of ``size`` ranks."""
+    """The layout of a segment for ``size`` ranks; all offsets are in bytes."""
 
     size: int
     slot_nbytes: int
@@ -70,7 +71,7 @@ class SegmentLayout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of the whole segment."""
+        """The size of the whole segment in bytes."""
         return self.rings + self.size**2 * ring_nbytes(self.cell_nbytes)
 
     def ring(self, sender: int, receiver: int) -> int:
@@ -79,35 +80,37 @@ class SegmentLayout(NamedTuple):
 
 
 class NodeSetup(NamedTuple):
-    """What this rank agreed on with the other ranks of its node."""
+    """The segment that this rank shares with the other ranks of its node, and who they are."""
 
     segment: Segment
     layout: SegmentLayout
     headers: RankHeaders
-    least_nbytes: int  # the smallest message that is read from another rank's memory
-    nodes: tuple[tuple[int, ...], ...]  # all ranks of the group by node, each ascending
+    least_nbytes: int  # messages of at least this size are read from the sender's memory
+    nodes: tuple[tuple[int, ...], ...]  # for each node of the group its ranks, ascending
 
 
 def segment_layout(size: int, limit_nbytes: int) -> SegmentLayout:
-    """Return the layout with the largest slots and cells, up to the default, that fit the limit.
+    """Return a layout whose slots and cells have the default size, halved until it fits the limit.
 
     Raises:
-        BadArgument: the limit is too small for so many ranks.
+        BadArgument: the limit is too small for ``size`` ranks.
     """
-    rings = _RINGS_NBYTES // (CELLS * size**2) // ALIGN * ALIGN  # there are many, mostly unused
-    slot, cell = _SLOT_NBYTES, max(min(_CELL_NBYTES, rings), ALIGN)
+    # size**2 rings, most of them unused, so together they get at most _RINGS_NBYTES
+    most = _RINGS_NBYTES // (CELLS * size**2) // ALIGN * ALIGN
+    slot, cell = _SLOT_NBYTES, max(min(_CELL_NBYTES, most), ALIGN)
     while (layout := SegmentLayout(size, slot, cell)).nbytes > limit_nbytes:
         slot, cell = slot // 2, max(cell // 2, ALIGN)
         if slot < 32 * ALIGN * size:
             raise BadArgument(
                 f"{SEGMENT_MB}={limit_nbytes / 2**20:.3g}",
-                f"too small for {size} ranks, which need {layout.nbytes / 2**20:.2g} MB or more",
+                f"this limit (or a quarter of the available memory) is too small for {size} ranks, "
+                f"which need at least {layout.nbytes / 2**20:.2g} MB",
             )
     return layout
 
 
 def connect(rendezvous: NodeRendezvous) -> Transports:
-    """Meet the other ranks of the group, and set up what carries its collectives and messages."""
+    """Connect to the other ranks of the group; all of them must call this function."""
     segment, layout, headers, least_nbytes, nodes = _set_up_node(rendezvous)
     rank, size = headers.rank, headers.size
     barrier = Barrier(headers, rendezvous.seconds)
@@ -126,13 +129,13 @@ def connect(rendezvous: NodeRendezvous) -> Transports:
     if len(nodes) == 1:
         return Transports(collectives, P2P(barrier, outgoing, incoming, reader), barrier)
     if rendezvous.rank == 0:
-        log.info("%d ranks on %d nodes", len(rendezvous.names), len(nodes))
+        log.info("the group has %d ranks on %d nodes", len(rendezvous.names), len(nodes))
     multinode = MultiNodeCollectives(collectives, nodes, rendezvous)
     return Transports(multinode, GlooP2P(multinode.all_ranks, rendezvous.names), barrier)
 
 
 class _PeerInfo(NamedTuple):
-    """What each rank writes to the store, in this order, as JSON."""
+    """What each rank writes to the store: a JSON list of these fields in this order."""
 
     host_key: str
     pid: int
@@ -143,21 +146,21 @@ class _PeerInfo(NamedTuple):
 
 
 def _set_up_node(rendezvous: NodeRendezvous) -> NodeSetup:
-    """Find the ranks on this node, and share a segment with them."""
+    """Find the ranks of this node, and create or map a segment that they share."""
     store, rank, size = rendezvous.store, rendezvous.rank, len(rendezvous.names)
     token, limits = Token(), (direct_nbytes(), segment_limit_nbytes())
     own = _PeerInfo(host_key(), *this_process(), token.card, *limits)
     store.set(f"peer/{rank}", json.dumps(own))
     texts = read_all(store, [f"peer/{r}" for r in range(size)])
     infos = [_PeerInfo(*json.loads(text)) for text in texts]
-    near = [r for r in range(size) if infos[r].host_key == own.host_key]
-    reads = all(can_read(infos[r].pid, infos[r].token) for r in near if r != rank)
-    layout = segment_layout(len(near), min(infos[r].limit_nbytes for r in near))
-    reach = _READS if reads else _MAPPED
-    segment, layout = _share_segment(store, rank, near, layout, reach=reach)
-    reaches = [text.decode() for text in read_all(store, [f"mapped/{r}" for r in range(size)])]
-    del token  # all ranks have tried to read it
-    nodes = _group_by_node([info.host_key for info in infos], reaches)
+    same_host = [r for r in range(size) if infos[r].host_key == own.host_key]
+    reads = all(can_read(infos[r].pid, infos[r].token) for r in same_host if r != rank)
+    layout = segment_layout(len(same_host), min(infos[r].limit_nbytes for r in same_host))
+    access = _READS if reads else _MAPPED
+    segment, layout = _share_segment(store, rank, same_host, layout, access=access)
+    accesses = [text.decode() for text in read_all(store, [f"mapped/{r}" for r in range(size)])]
+    del token  # no rank reads it any more
+    nodes = _group_by_node([info.host_key for info in infos], accesses)
     node = next(ranks for ranks in nodes if rank in ranks)
     if segment is None:
         layout = segment_layout(1, own.limit_nbytes)
@@ -166,38 +169,39 @@ def _set_up_node(rendezvous: NodeRendezvous) -> NodeSetup:
     peers = [Peer(infos[r].pid, infos[r].started) for r in node]
     names = [rendezvous.names[r] for r in node]
     headers = RankHeaders(segment, node.index(rank), peers=peers, names=names)
-    all_read = all(reaches[r] == _READS for r in node)
+    all_read = all(accesses[r] == _READS for r in node)
     least = max(infos[r].direct_nbytes for r in node) if all_read else NEVER
     return NodeSetup(segment, layout._replace(size=len(node)), headers, least, nodes)
 
 
 def _share_segment(
-    store: Store, rank: int, near: Sequence[int], layout: SegmentLayout, *, reach: str
+    store: Store, rank: int, same_host: Sequence[int], layout: SegmentLayout, *, access: str
 ) -> tuple[Segment | None, SegmentLayout]:
-    """Create the segment or map it, and publish ``reach``; None if it cannot be mapped.
+    """Create or map the segment, and return it with its layout; None if it cannot be mapped.
 
-    The first of the near ranks creates it. All have planned with the same limit: if that is too
-    small, the error was raised on every rank before this, and no rank waits for another.
+    The first of ``same_host``, the ranks with the same host key, creates it. ``access`` is written
+    to the store for the other ranks. All have computed the layout with the same limit, so if the
+    limit was too small, all ranks have raised before this call and none waits here.
     """
-    if near[0] == rank:
+    if same_host[0] == rank:
         with closing(segments.create(layout.nbytes)) as offer:
             segment = offer.map()
             store.set(f"segment/{rank}", json.dumps([offer.path, offer.nbytes, *layout]))
-            store.set(f"mapped/{rank}", reach)
-            read_all(store, [f"mapped/{r}" for r in near])
+            store.set(f"mapped/{rank}", access)
+            read_all(store, [f"mapped/{r}" for r in same_host])
         return segment, layout
-    path, nbytes, *fields = json.loads(store.get(f"segment/{near[0]}"))
+    path, nbytes, *fields = json.loads(store.get(f"segment/{same_host[0]}"))
     try:
         mapped: Segment | None = segments.map_from(path, nbytes)
     except OSError:
         mapped = None
-    store.set(f"mapped/{rank}", _UNMAPPED if mapped is None else reach)
+    store.set(f"mapped/{rank}", _UNMAPPED if mapped is None else access)
     return mapped, SegmentLayout(*fields)
 
 
-def _group_by_node(keys: Sequence[str], reaches: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return ranks by node: those of one system that mapped its segment; any other rank alone."""
+def _group_by_node(keys: Sequence[str], accesses: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each node: those of one key that mapped its segment; any other alone."""
     nodes: dict[str, list[int]] = {}
-    for rank, (key, reach) in enumerate(zip(keys, reaches, strict=True)):
-        nodes.setdefault(key if reach != _UNMAPPED else f"rank {rank}", []).append(rank)
+    for rank, (key, access) in enumerate(zip(keys, accesses, strict=True)):
+        nodes.setdefault(key if access != _UNMAPPED else f"rank {rank}", []).append(rank)
     return tuple(tuple(ranks) for ranks in nodes.values())

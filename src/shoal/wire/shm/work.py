@@ -1,9 +1,9 @@
 """The work that a collective returns, and the queue that runs a group's collectives in order.
 
-A call that waits for its result runs at once in the caller's thread, if nothing is queued before
-it. Calls with ``async_op=True`` are queued, and a thread of the group runs them in the background;
-the order of calls is kept in either case. That thread also runs the callbacks of futures; if a
-callback waits for another collective, the thread runs what is queued until that one is done.
+A synchronous call runs at once in the caller's thread if the queue is empty. Calls with
+``async_op=True`` are queued, and a thread of the group runs them in the background. Collectives
+always run in the order of calls. The thread of the queue also runs the callbacks of futures; if a
+callback waits for another collective, the thread runs queued collectives until that one is done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CollectiveCall = Callable[[], None]
 
 
 class Work(TorchWork):
-    """A collective that is under way, or done; ``tensors`` hold its result, ``queue`` runs it."""
+    """A collective that is under way or done; ``tensors`` get its result, and ``queue`` runs it."""
 
     def __init__(
         self, tensors: Sequence[Tensor], *, done: bool = False, queue: WorkQueue | None = None
@@ -53,7 +53,7 @@ class Work(TorchWork):
             self._gate.release()
 
     def run_callbacks(self) -> None:
-        """Set the future, if there is one, which runs its callbacks; only the first call does."""
+        """Set the future, if there is one, which runs its callbacks; later calls have no effect."""
         if self._future is None:
             return
         with contextlib.suppress(IndexError):
@@ -64,45 +64,45 @@ class Work(TorchWork):
                 self._future.set_exception(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until done; raise the error of the collective.
+        """Wait until the collective is done, and return True; raise its error if it failed.
 
         Raises:
-            ExchangeTimeout: not done within ``timeout``.
+            ExchangeTimeout: the collective is not done within ``timeout``; it continues.
         """
         if not self._done and self._queue is not None:
             self._queue.run_until(self.is_completed)
         if not self._done and self._gate is not None:
             seconds = timeout.total_seconds() if timeout else 0.0
             if not self._gate.acquire(timeout=seconds if seconds > 0 else -1):
-                raise ExchangeTimeout(f"a collective is not done within {seconds:g} s")
+                raise ExchangeTimeout(f"a collective is not done within {seconds:g} s, and goes on")
             self._gate.release()
         if self._error is not None:
             raise self._error
         return True
 
     def synchronize(self) -> None:
-        """Wait until done."""
+        """Do the same as :meth:`wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it is done, with or without an error."""
+        """Return whether the collective is done, with or without an error."""
         return self._done
 
     def is_success(self) -> bool:
-        """Return whether it is done without an error."""
+        """Return whether the collective is done without an error."""
         return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return the error, if there is one."""
+        """Return the error of the collective; None if there is none."""
         return self._error
 
     def result(self) -> list[Tensor]:
-        """Wait, and return the tensors that hold the result."""
+        """Wait until the collective is done, and return the tensors with the result."""
         self.wait()
         return list(self._tensors)
 
     def get_future(self) -> Any:
-        """Return a torch future of the tensors."""
+        """Return a torch future whose value is the list of tensors with the result."""
         if self._future is None:
             queue = self._queue
             self._future = torch.futures.Future() if queue is None else QueueFuture(queue)
@@ -112,20 +112,20 @@ class Work(TorchWork):
 
 
 class QueueFuture(torch.futures.Future[Any]):
-    """A future that can be waited for in a callback, which runs in the queue's own thread."""
+    """A future for which a callback, which runs in the thread of the queue, can wait."""
 
     def __init__(self, queue: WorkQueue) -> None:
         super().__init__()
         self._queue = queue
 
     def wait(self) -> Any:
-        """Wait as torch's future does; in the queue's thread first run what is queued."""
+        """Wait and return the value; the thread of the queue runs queued collectives meanwhile."""
         self._queue.run_until(self.done)
         return super().wait()
 
 
 class FinishedWork(Work):
-    """A collective that was done before its work was returned."""
+    """The work of a collective that was run in the caller's thread, and is done."""
 
     def __init__(self) -> None:
         super().__init__((), done=True)
@@ -142,13 +142,13 @@ class WorkQueue:
         self._barrier, self.stopped = barrier, False
         self._busy = threading.Lock()  # locked by the thread that runs a collective
         self._queue: queue.SimpleQueue[tuple[Work, CollectiveCall] | None] = queue.SimpleQueue()
-        self._pending = 0  # queued, not yet done; changed under _count_lock
+        self._pending = 0  # queued collectives that are not done; changed under _count_lock
         self._count_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._finished = FinishedWork()  # creating one takes as long as a small collective's copy
+        self._finished = FinishedWork()  # shared by all calls, because creating one is slow
 
     def run(self, call: CollectiveCall, tensors: Sequence[Tensor], *, background: bool) -> Work:
-        """Run a collective now, or queue it; one that ran now returns a work without tensors."""
+        """Run a collective now or queue it; return its work, which has no tensors if run now."""
         if not background and not self._pending and self._busy.acquire(blocking=False):
             try:
                 if not self._pending:
@@ -178,12 +178,12 @@ class WorkQueue:
             del item
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """In the queue's own thread, that is in a callback: run what is queued until ``done``."""
+        """Run queued collectives until ``done()``; do nothing if not in the queue's own thread."""
         if self._thread is None or threading.get_ident() != self._thread.ident:
             return
         while not done():
             item = self._queue.get()
-            if item is None:  # the signal to stop, which is for _loop
+            if item is None:  # the signal to stop: leave it for _loop
                 self._queue.put(None)
                 return
             self._run_queued(*item)
@@ -198,12 +198,12 @@ class WorkQueue:
                 self._barrier.record_failure(raised)
                 error = raised
         work.mark_done(error)
-        with self._count_lock:  # before callbacks: one may call a collective and wait for it
+        with self._count_lock:  # before callbacks, because one may wait for another collective
             self._pending -= 1
         work.run_callbacks()
 
     def stop(self) -> None:
-        """Run what is queued, then end the thread."""
+        """Let the thread run the queued collectives and then end; wait for it at most 5 s."""
         self.stopped = True
         thread, self._thread = self._thread, None
         if thread is not None:

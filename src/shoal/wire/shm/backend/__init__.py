@@ -1,4 +1,4 @@
-"""What torch sees: the registration of the ``shoal`` backend and its process group.
+"""The interface to torch: the registration of the ``shoal`` backend, and its process group.
 
-Imports nothing: the process group is loaded when the first group is created.
+This package imports nothing; creating the first group imports the process group.
 """

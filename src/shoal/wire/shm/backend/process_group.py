@@ -1,8 +1,8 @@
 """The ``shoal`` process group: every collective and message of torch.distributed.
 
-Each method takes torch's arguments, checks them, flattens the tensors (``tensors``), and runs or
-queues a call of the transports (``rendezvous``). Method names are torch's. The methods for names
-and devices are here because torch's C++ forms of them expect a backend written in C++.
+Each method checks its arguments, flattens the tensors (``tensors``), and runs or queues a call of
+the transports (``rendezvous``). torch defines the names and arguments of the methods. The methods
+for names and devices replace those of torch, which work only for backends written in C++.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from shoal.errors import BadArgument, UsageError
-from shoal.wire.shm.backend.tensors import flatten, flatten_output, require_same, restore, signature
+from shoal.wire.shm.backend.tensors import flatten, flatten_output, require_size, restore, signature
 from shoal.wire.shm.memory.barrier import FAILED, LEFT, Barrier, op_signature
 from shoal.wire.shm.memory.buffers import share_buffer
 from shoal.wire.shm.memory.peers import NodeRendezvous
@@ -31,10 +31,10 @@ from shoal.wire.shm.node.p2p import P2P
 from shoal.wire.shm.rendezvous import Transports, connect
 from shoal.wire.shm.work import CollectiveCall, Work, WorkQueue
 
-# typed as Any: torch declares each method in several forms, most of which Python groups never use
+# typed as Any, because torch declares overloads of each method that are not implemented here
 _TorchGroup: Any = dist.ProcessGroup
 Tensors = Sequence[Tensor]
-CallOptions = Any  # torch's own options, one class a collective, all with asyncOp
+CallOptions = Any  # torch's options: each collective has a class of its own, all with asyncOp
 _SUM = hash(dist.ReduceOp.SUM)
 
 
@@ -46,8 +46,8 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     supports_time_estimate = False
 
     def __init__(self, store: Store, rank: int, size: int, *, transports: Transports) -> None:
-        super().__init__(rank, size)  # the form with a store cannot be subclassed
-        self._shape, self._names = (rank, size), ("", "undefined")
+        super().__init__(rank, size)  # torch's constructor with a store fails in a subclass
+        self._rank_and_size, self._names = (rank, size), ("", "undefined")
         self._store, self._pid = store, os.getpid()
         self._collectives, self._p2p, self._barrier = transports
         self._sequence_number = 0
@@ -59,12 +59,12 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     # Names, devices and settings
 
     def rank(self) -> int:
-        """Return the rank of this process; torch's own method takes microseconds."""
-        return self._shape[0]
+        """Return the rank of this process, faster than torch's own method."""
+        return self._rank_and_size[0]
 
     def size(self) -> int:
         """Return the number of ranks."""
-        return self._shape[1]
+        return self._rank_and_size[1]
 
     def name(self) -> str:
         """Return the name of the backend."""
@@ -100,7 +100,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         return self
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return False: torch does not ask this backend for memory; see :meth:`allocate`."""
+        """Return False, so that torch does not ask for memory; see :meth:`allocate`."""
         return False
 
     def _get_sequence_number_for_group(self) -> int:
@@ -110,7 +110,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         """Do nothing: every group counts from zero."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long collectives and messages wait for other ranks."""
+        """Set the timeout of collectives and messages."""
         self._barrier.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -126,10 +126,10 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         flats: Tensors = (),
         inputs: Tensors = (),
     ) -> Work:
-        """Run a collective in the order of calls: in the background if it is asynchronous.
+        """Run a collective after those called before; if it is asynchronous, in the background.
 
-        When it is done, ``flats`` are written back to ``outputs``. The call reads ``inputs`` by
-        address, so they are kept alive until then.
+        When ``call`` is done, ``flats`` are copied into ``outputs`` where they are other memory.
+        ``inputs`` are kept alive until then, because ``call`` reads them by address.
         """
         self._require_open()
         self._sequence_number += 1
@@ -141,18 +141,18 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         """Raise UsageError if the group belongs to another process, or has been destroyed."""
         if self._pid != os.getpid():
             raise UsageError(
-                f"this group belongs to process {self._pid}, of which process {os.getpid()} is a "
-                "fork; create a new group here"
+                f"this group belongs to process {self._pid}, and its fork, process {os.getpid()}, "
+                "cannot use it; create a new group in the fork"
             )
         if self._queue.stopped:
             raise UsageError(f"group {self.group_name!r} has been destroyed; create a new one")
 
     def shutdown(self) -> None:
-        """Leave the group: end its threads, release its memory."""
+        """Leave the group: end its threads, and tell the other ranks."""
         self._close()
 
     def abort(self) -> None:
-        """Give up at once; the waiting threads of all ranks get an error."""
+        """Leave the group at once; other ranks that wait in it get an error."""
         if self._pid == os.getpid():
             self._barrier.headers.set_status(FAILED, "the group was aborted")
         self._close()
@@ -189,19 +189,19 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, outputs: Tensors | Tensor, inputs: Sequence[Any], opts: CallOptions = None
     ) -> Work:
-        """Combine the lists of all ranks; each rank gets the item of its own number."""
+        """Combine item ``r`` of the lists of all ranks into the output of rank ``r``, for all r."""
         output = outputs if isinstance(outputs, Tensor) else outputs[0]
         pieces = [inputs[0]] if isinstance(inputs[0], Tensor) else list(inputs[0])
         self._require_one_a_rank(f"reduce_scatter of {len(pieces)} tensors", pieces)
-        require_same(pieces, output, numel=output.numel(), call="reduce_scatter")
+        require_size(pieces, output, numel=output.numel(), call="reduce_scatter")
         flats = [flatten(piece, "reduce_scatter") for piece in pieces]
         sources = [flat.data_ptr() for flat in flats]
         return self._reduce_scatter(output, sources, flats[self.rank()], opts, inputs=flats)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: CallOptions = None) -> Work:
-        """Combine the tensors of all ranks; each rank gets the part of its own number."""
+        """Combine part ``r`` of all inputs into the output of rank ``r``, for all r."""
         numel, nbytes = output.numel(), output.nbytes
-        require_same([input], output, numel=numel * self.size(), call="reduce_scatter_tensor")
+        require_size([input], output, numel=numel * self.size(), call="reduce_scatter_tensor")
         whole = flatten(input, "reduce_scatter_tensor")
         sources = [whole.data_ptr() + rank * nbytes for rank in range(self.size())]
         own = whole[self.rank() * numel : (self.rank() + 1) * numel]
@@ -212,7 +212,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None
     ) -> Work:
-        """Run several flat reduce_scatters, one after the other."""
+        """Run a reduce_scatter_tensor for each pair; return the work of the last one."""
         pairs = zip(outputs, inputs, strict=True)
         works = [self._reduce_scatter_base(output, input, opts) for output, input in pairs]
         return works[-1] if works else Work([], done=True)
@@ -229,7 +229,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         call = partial(reduce_scatter, name, sources, own=own, out=out, op=op)
         return self._run(call, [output], opts, flats=[out], inputs=inputs)
 
-    # Collectives that copy: each rank gives one part
+    # Collectives that copy one tensor of each rank
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         """Gather the tensors of all ranks into a list, on every rank."""
@@ -251,7 +251,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         reads = root is None or root == self.rank()
         if reads:
             self._require_one_a_rank(f"{what} into {len(outputs)} tensors", outputs)
-        require_same(outputs, source, numel=source.numel(), call=what)
+        require_size(outputs, source, numel=source.numel(), call=what)
         flat, outs = flatten(source, what), [flatten_output(output, what) for output in outputs]
         name, nbytes = signature(what, flat.dtype, flat.numel()), flat.nbytes
         targets = [out.data_ptr() for out in outs] if reads else None
@@ -262,7 +262,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def _allgather_base(self, output: Tensor, input: Tensor, opts: CallOptions = None) -> Work:
         """Gather the tensors of all ranks into one tensor, on every rank."""
         numel = input.numel() * self.size()
-        require_same([output], input, numel=numel, call="all_gather_into_tensor")
+        require_size([output], input, numel=numel, call="all_gather_into_tensor")
         flat, out = flatten(input, "all_gather"), flatten_output(output, "all_gather")
         name = signature("all_gather", flat.dtype, flat.numel())
         targets = [out.data_ptr() + rank * flat.nbytes for rank in range(self.size())]
@@ -303,7 +303,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         pieces = list(inputs[0]) if inputs and self.rank() == root else []
         if self.rank() == root:
             self._require_one_a_rank(f"scatter of {len(pieces)} tensors", pieces)
-        require_same(pieces, output, numel=output.numel(), call="scatter")
+        require_size(pieces, output, numel=output.numel(), call="scatter")
         flats = [flatten(piece, "scatter") for piece in pieces]
         out = flatten_output(output, "scatter")
         name = signature(f"scatter from {root}", out.dtype, out.numel())
@@ -313,7 +313,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         return self._run(call, outputs[:1], opts, flats=[out], inputs=flats)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None) -> Work:
-        """Send to each rank its item of a list; receive a list likewise."""
+        """Send ``inputs[r]`` to rank ``r`` and receive ``outputs[r]`` from it, for all r."""
         for tensors in (inputs, outputs):
             what = f"all_to_all of {len(inputs)} into {len(outputs)} tensors"
             self._require_one_a_rank(what, tensors)
@@ -331,7 +331,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         input_split_sizes: Sequence[int],
         opts: CallOptions = None,
     ) -> Work:
-        """Send to each rank its rows of a tensor; receive rows likewise."""
+        """Send part of the rows of ``input`` to each rank; receive part of ``output`` from each."""
         source, target = flatten(input, "all_to_all"), flatten_output(output, "all_to_all")
         sources = self._split_rows(source, input, input_split_sizes)
         targets = self._split_rows(target, output, output_split_sizes)
@@ -342,13 +342,13 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     all_to_all_single = alltoall_base
 
     def _split_rows(self, flat: Tensor, tensor: Tensor, splits: Sequence[int]) -> list[MemoryRange]:
-        """Return address and bytes of each rank's rows: ``splits`` of them, or equally many."""
+        """Return (address, bytes) of each rank's rows; without ``splits`` all have equally many."""
         rows, size = tensor.shape[0] if tensor.dim() else 1, self.size()
         counts = list(splits) or [rows // size] * size
         if sum(counts) != rows or len(counts) != size:
             raise BadArgument(
                 f"all_to_all_single of {rows} rows in parts {counts}",
-                f"needs one part for each of {size} ranks, together all rows",
+                f"there must be one part for each of {size} ranks, and together all rows",
             )
         width, address, parts = flat.nbytes // rows if rows else 0, flat.data_ptr(), []
         for count in counts:
@@ -358,7 +358,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
 
     def _require_one_a_rank(self, call: str, tensors: Tensors) -> None:
         if len(tensors) != self.size():
-            raise BadArgument(call, f"needs one tensor for each of the {self.size()} ranks")
+            raise BadArgument(call, f"it needs one tensor for each of the {self.size()} ranks")
 
     # Barriers
 
@@ -369,7 +369,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks; the error names all that did not arrive within ``timeout``."""
+        """Wait for all ranks; the error names all ranks that did not arrive within ``timeout``."""
         name, barrier = op_signature("monitored_barrier"), self._barrier
         default = barrier.seconds
 
@@ -405,12 +405,12 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def _require_other(self, peer: int | None, what: str) -> None:
         self._require_open()
         if peer == self.rank():
-            raise BadArgument(f"{what} rank {peer}", "that is this rank itself; copy the tensor")
+            raise BadArgument(f"{what} rank {peer}", "that is this rank itself; use copy_ instead")
 
     # Shared buffers
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return zeros that this group's all_reduce combines in place; all ranks must call."""
+        """Return a flat tensor of zeros in memory shared by the node; all ranks must call this."""
         headers, buffers = self._barrier.headers, self._collectives.buffers
         key, nbytes = f"bucket/{headers.names[0]}/{len(buffers)}", numel * dtype.itemsize
         buffer = share_buffer(self._store, key, nbytes, rank=headers.rank, size=headers.size)
@@ -419,7 +419,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
 
 
 def _close(pid: int, queue: WorkQueue, p2p: P2P | GlooP2P, barrier: Barrier) -> None:
-    if pid != os.getpid():  # a fork has neither the threads, nor a part in the group
+    if pid != os.getpid():  # a fork has no threads of the group, and is not a rank of it
         return
     queue.stop()
     p2p.stop()
@@ -434,7 +434,7 @@ def _call_each(calls: Sequence[CollectiveCall]) -> None:
 def _call_and_restore(
     call: CollectiveCall, outputs: Tensors, flats: Tensors, inputs: Tensors = ()
 ) -> None:
-    """Call, then write flat results back, if any; the arguments keep all tensors alive."""
+    """Call, then copy each flat result into its output; ``inputs`` only keep tensors alive."""
     call()
     for output, flat in zip(outputs, flats, strict=False):
         restore(output, flat)
@@ -445,7 +445,7 @@ def _ranges(flats: Tensors) -> list[MemoryRange]:
 
 
 def _op_hash(opts: CallOptions) -> int:
-    """Return the hash of the reduce operation, which torch also passes in place of options."""
+    """Return the hash of the reduce operation; ``opts`` are options or the operation itself."""
     return _SUM if opts is None else hash(getattr(opts, "reduceOp", opts))
 
 
@@ -456,12 +456,12 @@ def _allreduce_signature(kind: int, dtype: torch.dtype, numel: int) -> tuple[byt
 
 
 def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return a flat tensor of zeros for messages of a group, in shared memory if it can be.
+    """Return a flat tensor of zeros; for a ``shoal`` group it is in shared memory.
 
-    On a ``shoal`` group every rank must call this, in the same order, with the same arguments; its
-    all_reduce of the tensor, or of any contiguous part, then copies nothing. For any other group it
-    is an ordinary tensor. The memory is released when group and tensor are both gone. ``group`` is
-    the default group if None.
+    Every rank of a ``shoal`` group must call this, in the same order and with the same arguments.
+    all_reduce of the tensor, or of a contiguous part of it, then reduces in place without a copy.
+    The memory is freed when group and tensor are both deleted. For any other group the tensor is an
+    ordinary one. ``group`` None is the default group.
     """
     group = group if group is not None else dist.group.WORLD
     if isinstance(group, ShoalGroup):
@@ -470,7 +470,7 @@ def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = N
 
 
 def create(options: Any, _: Any = None) -> ShoalGroup:
-    """Create a group; ``register`` passes this function to torch."""
+    """Create a group; torch calls this with the options of the group."""
     rank, size = options.group_rank, options.group_size
     names = tuple(options.global_ranks_in_group or range(size))
     rendezvous = NodeRendezvous(options.store, rank, names, options.timeout.total_seconds())

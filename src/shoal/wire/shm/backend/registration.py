@@ -1,11 +1,11 @@
-"""Make ``init_process_group("shoal")`` work after ``import shoal``, without loading torch for it.
+"""Make ``init_process_group("shoal")`` work after ``import shoal``, without importing torch.
 
-If torch.distributed is loaded, the backend is registered at once, which costs microseconds: what is
-registered is a function that loads the backend when the first group is created. If it is not, an
-import hook waits for its import, registers then, and removes itself.
+If torch.distributed is already imported, the backend is registered at once: torch gets a function
+that imports the backend when the first group is created. If not, an import hook registers it when
+torch.distributed is imported, and then removes itself.
 
-``torch.distributed.monitored_barrier`` accepts only gloo, by name, and no backend can be added. So
-it is wrapped: a shoal group uses its own method, every other group torch's function.
+``torch.distributed.monitored_barrier`` refuses every backend but gloo. So it is wrapped: for a
+shoal group it calls the group's own method, for every other group torch's function.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TORCH_MODULE = "torch.distributed.distributed_c10d"
 
 
 def register() -> None:
-    """Register the backend with torch.distributed, once; now or when that module is imported."""
+    """Register the backend with torch.distributed, now or when that is imported; once only."""
     module = sys.modules.get(_TORCH_MODULE)
     if module is not None and hasattr(module, "init_process_group"):
         _register(module)
@@ -37,7 +37,7 @@ def register() -> None:
 def why_not() -> str | None:
     """Return why this machine cannot share memory between ranks; None if it can."""
     if sys.platform != "linux":
-        return f"the shoal backend needs Linux, this is {sys.platform}"
+        return f"the shoal backend needs Linux, but this system is {sys.platform}"
     if not hasattr(os, "memfd_create") and not os.access("/dev/shm", os.W_OK):
         return "this system has neither memfd_create nor a writable /dev/shm"
     return None
@@ -57,12 +57,12 @@ def _create(options: Any, backend_options: Any = None) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Registers the backend after the other finders have loaded torch.distributed."""
+    """An import hook that registers the backend when torch.distributed is imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Have the loader of torch.distributed register the backend; remove this finder."""
+        """Return None, except for torch.distributed: a spec whose loader also registers."""
         if name != _TORCH_MODULE:
             return None
         if self in sys.meta_path:
@@ -80,9 +80,9 @@ class _Finder(MetaPathFinder):
 
 
 def _wrap_monitored_barrier(module: Any) -> None:
-    """Wrap ``monitored_barrier`` of ``module`` and of torch.distributed; once."""
+    """Replace ``monitored_barrier`` in ``module`` and torch.distributed by a wrapper; once only."""
     original = module.monitored_barrier
-    if getattr(original, "admits", None) == NAME:
+    if getattr(original, "wrapped_for", None) == NAME:
         return
 
     @wraps(original)
@@ -96,7 +96,7 @@ def _wrap_monitored_barrier(module: Any) -> None:
         limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
         return chosen.monitored_barrier(limit, wait_all_ranks)
 
-    monitored_barrier.admits = NAME  # type: ignore[attr-defined]
+    monitored_barrier.wrapped_for = NAME  # type: ignore[attr-defined]
     for exporter in (module, sys.modules.get("torch.distributed")):
         if getattr(exporter, "monitored_barrier", None) is original:
             exporter.monitored_barrier = monitored_barrier  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""The tensors of a call as the backend moves them: flat, contiguous, detached, on the CPU.
+"""Convert tensors to the form that the backend needs: flat, contiguous, detached, on the CPU.
 
-A tensor created in inference mode may be written only in that mode, and the thread that runs
-collectives in the background is not in it; that thread gets a normal tensor on the same memory.
+A tensor created in inference mode can be written only in that mode, but the thread that runs
+asynchronous collectives is not in that mode. So it gets a normal tensor with the same memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLAT = (1,)  # the stride of a contiguous tensor of one dimension
 
 
 def flatten(tensor: Tensor, call: str) -> Tensor:
-    """Return a flat contiguous form: the same memory if the tensor is contiguous, else a copy.
+    """Return the tensor flat and contiguous: with the same memory if it is contiguous, else a copy.
 
     Raises:
         BadArgument: the tensor is not a dense CPU tensor.
@@ -28,7 +28,7 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise BadArgument(
             f"{call} of a {tensor.layout} tensor on {tensor.device}",
-            'the shoal backend moves dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
+            'the shoal backend sends only dense CPU tensors; use "cpu:gloo,cuda:nccl" for others',
         )
     simple = tensor.stride() == _FLAT and not tensor.requires_grad
     if simple and not (tensor.is_complex() or tensor.is_neg() or tensor.is_inference()):
@@ -44,10 +44,10 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
 
 
 def flatten_output(tensor: Tensor, call: str) -> Tensor:
-    """Return the flat form of a tensor that the call writes to; :func:`restore` writes it back.
+    """Flatten a tensor that the call writes to; :func:`restore` must copy the result back.
 
     Raises:
-        BadArgument: some of its elements share their memory.
+        BadArgument: several elements of the tensor have the same address.
     """
     flat = flatten(tensor, call)
     if flat is not tensor and tensor.numel() > 0:
@@ -55,13 +55,13 @@ def flatten_output(tensor: Tensor, call: str) -> Tensor:
         if any(size > 1 and stride == 0 for size, stride in extents):
             raise BadArgument(
                 f"{call} into a tensor of {tuple(tensor.shape)} and strides {tensor.stride()}",
-                "its elements share memory; pass a clone",
+                "several of its elements share memory, so they cannot all be written; pass a clone",
             )
     return flat
 
 
 def restore(tensor: Tensor, flat: Tensor) -> None:
-    """Write a flat form back into its tensor, if that is other memory."""
+    """Copy ``flat`` into ``tensor``, from which it was made, if they do not share memory."""
     if flat is tensor:
         return
     if flat.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
@@ -69,21 +69,17 @@ def restore(tensor: Tensor, flat: Tensor) -> None:
             tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def require_same(tensors: Sequence[Tensor], like: Tensor, *, numel: int, call: str) -> None:
-    """Check that all tensors have ``numel`` elements and the dtype of ``like``.
-
-    Raises:
-        BadArgument: one has not.
-    """
+def require_size(tensors: Sequence[Tensor], like: Tensor, *, numel: int, call: str) -> None:
+    """Raise BadArgument unless all tensors have ``numel`` elements and the dtype of ``like``."""
     for tensor in tensors:
         if tensor.numel() != numel or tensor.dtype != like.dtype:
             raise BadArgument(
                 call,
-                f"expects {numel} elements of {like.dtype}, got {tensor.numel()} of {tensor.dtype}",
+                f"needs {numel} elements of {like.dtype}, got {tensor.numel()} of {tensor.dtype}",
             )
 
 
 @lru_cache(maxsize=1024)
 def signature(call: str, dtype: torch.dtype, numel: int) -> bytes:
-    """Return the signature of a call, which ranks compare and errors show."""
+    """Return the signature of a call; ranks compare their signatures, and errors show them."""
     return op_signature(f"{call} of {str(dtype).removeprefix('torch.')} x {numel}")

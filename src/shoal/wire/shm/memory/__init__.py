@@ -1,1 +1,1 @@
-"""Memory shared by the ranks of a node: segments and their buffers, the barrier, futexes."""
+"""Memory shared by the ranks of a node: segments, buffers, rings, the barrier and futexes."""

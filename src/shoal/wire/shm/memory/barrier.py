@@ -1,6 +1,6 @@
-"""The barrier of the ranks of a node, without a common lock and without an atomic operation.
+"""The barrier of the ranks of a node, which needs no common lock and no atomic operation.
 
-Each rank owns one *header* in the shared segment, and only that rank writes to it (its bell apart),
+Each rank has one *header* in the shared segment. Only that rank writes to it, except to ``bell``,
 so no atomic operation is needed::
 
     byte 0        4       16       24       64      128   192          320          448     960
@@ -10,13 +10,13 @@ so no atomic operation is needed::
     '---------- one cache line ----------' '- a line each -'
 
 To enter a barrier, a rank increments its own ``arrived`` and waits until no other ``arrived`` is
-behind. Hence ranks are never more than one barrier apart: what a rank wrote before a barrier is
-read by the others after it and before the next one, and after that next one it may be overwritten.
-Therefore everything that is written before each barrier exists twice and is used in turns: the op
-signatures here, the data slots in ``buffers``.
+lower. So ranks are never more than one barrier apart. What a rank writes before barrier k, the
+others read between barriers k and k+1, and the rank may overwrite it after barrier k+1. So
+everything that is written before a barrier has two places, which are used in turns (``turn`` 0 and
+1): the signatures here, and the data slots in ``buffers``.
 
-After the first barrier of a collective each rank compares the signatures of all ranks, so a rank
-that called another collective is found before a byte of data moves.
+After the first barrier of a collective each rank compares the signatures of all ranks, so ranks
+that call different collectives get an error before any data is copied.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from shoal.wire.shm.memory.peers import Peer
 from shoal.wire.shm.memory.segment import Segment
 
 HEADER_NBYTES = 1024
-_ARRIVED, _STATUS, _BELL = 0, 64, 128  # words, each in a cache line of its own
+_ARRIVED, _STATUS, _BELL = 0, 64, 128  # byte offsets of words; each has its own cache line
 _STATUS_WORDS = (_STATUS - _ARRIVED) >> 2  # from ``arrived`` to ``status``, in words
-_SLEEPS_WORDS = 1  # from ``arrived``: whether the rank sleeps until another one arrives
-_HASHES = 16  # 64 bits each, in the cache line of ``arrived``: of the two signatures
+_SLEEPS_WORDS = 1  # offset of ``sleeps`` from ``arrived``, in words: 1 while the rank sleeps
+_HASHES = 16  # byte offset of the hashes of the two signatures, 64 bits each
 SIGNATURE_NBYTES = 128
 _SIGNATURES = (192, 320)
 _REASON, _REASON_NBYTES = 448, 512
 PRESENT, LEFT, FAILED = 0, 1, 2
-_SLEEP = futex.timespec(0.05)  # the longest sleep before checking that all ranks still live
-SPINS = 200  # about 150 microseconds on an idle core, which is what sleeping and waking cost
-_LATE = "not done within"
+_SLEEP = futex.timespec(0.05)  # the longest sleep before a rank checks whether the others are alive
+SPINS = 200  # about 150 microseconds on an idle core: as long as a sleep and a wake-up take
+_TIMEOUT_TEXT = "not done within"
 sched_yield = getattr(os, "sched_yield", lambda: None)
 
 
 def op_signature(text: str) -> bytes:
-    """Return the signature of a collective, as :meth:`Barrier.begin` takes it."""
+    """Return ``text`` as bytes of the fixed size that :meth:`Barrier.begin` needs."""
     return text.encode()[:SIGNATURE_NBYTES].ljust(SIGNATURE_NBYTES)
 
 
 @lru_cache(maxsize=1024)
 def _hash(signature: bytes) -> int:
-    """Return 64 bits that differ if signatures differ, except once in 2**64 times."""
+    """Return a 64-bit hash of a signature; comparing hashes is faster than comparing texts."""
     return int.from_bytes(blake2b(signature, digest_size=8).digest(), "little", signed=True)
 
 
 class RankHeaders:
-    """The headers of a group's ranks, at the beginning of the segment, as one rank uses them.
+    """The headers of all ranks, which are at the beginning of the segment; ``rank`` is this rank.
 
-    ``peers`` are the processes of the ranks; ``names`` their global ranks, used in messages.
+    ``peers`` are the processes of the ranks; ``names`` are their global ranks, for error messages.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class RankHeaders:
         self.words, self._bytes = segment.words(), memoryview(segment.memory)
         self.hashes = self._bytes.cast("q")
         self.address = segment.address
-        self._ring_count = 0
+        self._bell_count = 0
 
     def publish(self, turn: int, signature: bytes) -> int:
-        """Write the signature of this rank's collective; return its hash."""
+        """Write the signature and its hash to this rank's header; return the hash."""
         header = HEADER_NBYTES * self.rank
         begin = header + _SIGNATURES[turn]
         self._bytes[begin : begin + SIGNATURE_NBYTES] = signature
@@ -85,16 +85,16 @@ class RankHeaders:
         return value
 
     def signatures(self, rank: int) -> tuple[str, ...]:
-        """Return the last two signatures of a rank, by turn."""
+        """Return the last two signatures of a rank, of turn 0 and of turn 1."""
         starts = (HEADER_NBYTES * rank + start for start in _SIGNATURES)
         return tuple(self._text(start, SIGNATURE_NBYTES) for start in starts)
 
     def status(self, rank: int) -> int:
-        """Return whether a rank is present, has left, or has failed."""
+        """Return the status of a rank: ``PRESENT``, ``LEFT`` or ``FAILED``."""
         return int(self.words[(HEADER_NBYTES * rank + _STATUS) >> 2])
 
     def set_status(self, status: int, reason: str = "") -> None:
-        """Publish ``LEFT`` or ``FAILED`` and wake all ranks; only the first call has an effect."""
+        """Set this rank's status, once, to ``LEFT`` or ``FAILED``, and wake all ranks."""
         if self.status(self.rank) != PRESENT:
             return
         header = HEADER_NBYTES * self.rank
@@ -103,36 +103,36 @@ class RankHeaders:
         self.words[(header + _STATUS) >> 2] = status
         futex.wake(self.address + header + _ARRIVED)
         for other in range(self.size):
-            self.ring(other)
+            self.ring_bell(other)
 
     def reason(self, rank: int) -> str:
-        """Return why a rank failed, as it published it."""
+        """Return the reason that a failed rank has written to its header."""
         return self._text(HEADER_NBYTES * rank + _REASON, _REASON_NBYTES)
 
     def _text(self, begin: int, nbytes: int) -> str:
         return bytes(self._bytes[begin : begin + nbytes]).decode(errors="replace").strip("\0 ")
 
     def bell(self) -> int:
-        """Return the value of this rank's bell."""
+        """Return the value of this rank's bell, which changes each time it is rung."""
         return int(self.words[(HEADER_NBYTES * self.rank + _BELL) >> 2])
 
-    def ring(self, rank: int) -> None:
-        """Ring a rank's bell: there is something new for it.
+    def ring_bell(self, rank: int) -> None:
+        """Change the bell of a rank and wake it, because there is something new for it.
 
-        Each rank writes numbers that no other rank writes, so every ring changes the word.
+        Each rank writes values that no other rank writes, so the bell changes every time.
         """
-        self._ring_count = (self._ring_count + 1) & 0x3FFFFF
-        at = HEADER_NBYTES * rank + _BELL
-        self.words[at >> 2] = (self._ring_count * self.size + self.rank) & 0x7FFFFFFF
-        futex.wake(self.address + at)
+        self._bell_count = (self._bell_count + 1) & 0x3FFFFF
+        offset = HEADER_NBYTES * rank + _BELL
+        self.words[offset >> 2] = (self._bell_count * self.size + self.rank) & 0x7FFFFFFF
+        futex.wake(self.address + offset)
 
     def sleep_until_rung(self, value: int) -> None:
-        """Sleep while this rank's bell has this value; at most 50 ms."""
+        """Sleep while this rank's bell has the value ``value``, at most 50 ms."""
         futex.sleep(self.address + HEADER_NBYTES * self.rank + _BELL, value, _SLEEP)
 
 
 class Barrier:
-    """The barrier of one group, as one rank uses it; ``seconds`` is its timeout."""
+    """The barrier of the ranks of a group on one node; ``seconds`` is its timeout."""
 
     def __init__(self, headers: RankHeaders, seconds: float) -> None:
         self.headers, self.seconds = headers, seconds
@@ -149,23 +149,23 @@ class Barrier:
         self._failure = ""
 
     def prepare(self, *, background: bool) -> None:
-        """Prepare for a collective that the caller waits for, or that runs in the background."""
+        """Prepare for a collective that runs in the caller's thread, or in the background."""
         self.require_usable()
         # In the background, other threads of this process may need the core and the GIL.
         self._spins = 0 if background else SPINS
 
     def require_usable(self) -> None:
-        """Raise PeerLost if an earlier operation failed: then the ranks are out of step."""
+        """Raise PeerLost if an earlier operation of the group failed."""
         if self._failure:
-            raise PeerLost(f"the group has failed before: {self._failure}")
+            raise PeerLost(f"this group has failed before: {self._failure}; create a new group")
 
     def record_failure(self, error: BaseException) -> None:
-        """Record a fatal error and publish it.
+        """Make the group unusable after an error, and tell the other ranks.
 
-        All ranks see a LayoutMismatch alike, so after one the group stays usable.
+        LayoutMismatch is raised on all ranks at the same call, so after it the group stays usable.
         """
         if not isinstance(error, LayoutMismatch) and not self._failure:
-            # the text only: the error itself would keep the group alive
+            # keep only the text, because the traceback of the error refers to the group
             self._failure = str(error) or type(error).__name__
             self.headers.set_status(FAILED, str(error))
 
@@ -173,7 +173,7 @@ class Barrier:
         """Enter the first barrier of a collective, and check that all ranks call the same one.
 
         Raises:
-            LayoutMismatch: a rank calls another collective; the message shows all of them.
+            LayoutMismatch: ranks call different collectives; the message shows all of them.
         """
         self._turn = turn = self._turn ^ 1
         if self._signatures[turn] != signature:
@@ -181,8 +181,8 @@ class Barrier:
             self._hashes[turn] = self.headers.publish(turn, signature)
         self.wait()
         hashes, own = self.headers.hashes, self._hashes[turn]
-        for at in self._other_hashes:
-            if hashes[at + turn] != own:
+        for index in self._other_hashes:
+            if hashes[index + turn] != own:
                 raise LayoutMismatch(self._describe_mismatch())
 
     def wait(self) -> None:
@@ -191,13 +191,13 @@ class Barrier:
         1. Increment this rank's ``arrived``; wake the ranks that sleep on it.
         2. For each other rank whose ``arrived`` is still behind: spin, then sleep on that word.
 
-        A processor may delay a store past a later load. The fence between the two steps forbids
-        this: either this rank sees that another one sleeps and wakes it, or the other one sees the
-        new ``arrived`` before it falls asleep. The lock is this rank's own, so it never blocks.
+        A processor may execute a store after a later load. The lock between the two steps is a
+        memory fence that prevents this: either this rank sees that another one sleeps and wakes it,
+        or the other one sees the new ``arrived`` before it sleeps. No other thread uses the lock.
 
         Raises:
-            PeerLost: a rank has died, left the group or failed.
-            ExchangeTimeout: a rank has not arrived in time.
+            PeerLost: a rank is dead, has left the group or has failed.
+            ExchangeTimeout: a rank has not entered the barrier within the timeout.
         """
         words, behind = self.headers.words, self._count
         self._count = now = (behind + 1) & 0x3FFFFFFF
@@ -211,7 +211,7 @@ class Barrier:
         for word, address, _ in self._others:
             if words[word] == behind:
                 self._wait_for(word, address, behind)
-            if words[word + _STATUS_WORDS] == FAILED:  # it arrived, but gave up on another rank
+            if words[word + _STATUS_WORDS] == FAILED:  # even if it had entered the barrier
                 self.check(self.operation, (), math.inf)
 
     @property
@@ -224,7 +224,7 @@ class Barrier:
         for _ in range(self._spins):
             if words[word] != behind:
                 return
-            sched_yield()  # with fewer cores than ranks, the other rank may need this one
+            sched_yield()  # the other rank may need this core
         end = time.monotonic() + self.seconds
         words[self._word + _SLEEPS_WORDS] = 1
         try:
@@ -234,31 +234,32 @@ class Barrier:
                 if words[word] == behind:
                     self.check(self.operation, late, end)
         except FaultError:
-            if words[word] == behind:  # else the rank arrived at the last moment
+            if words[word] == behind:  # else the rank has arrived meanwhile
                 raise
         finally:
             words[self._word + _SLEEPS_WORDS] = 0
 
     def check(self, operation: str, awaited: Iterable[int], end: float) -> None:
-        """Raise if a rank failed, or an ``awaited`` one died or left, or ``end`` has passed.
+        """Raise if a rank has failed, an ``awaited`` rank is dead or has left, or ``end`` is past.
 
-        ``operation`` is for the message; ``end`` is a time on the monotonic clock.
+        ``operation`` is used in the error message; ``end`` is a time of ``time.monotonic``.
         """
         headers, late = self.headers, tuple(awaited)
         for rank in range(headers.size):
             if rank != headers.rank and headers.status(rank) == FAILED:
                 reason = headers.reason(rank)
-                # if that rank timed out, its timeout ended a moment before this rank's
-                kind = ExchangeTimeout if _LATE in reason else PeerLost
+                # if that rank timed out, this rank was about to time out too
+                kind = ExchangeTimeout if _TIMEOUT_TEXT in reason else PeerLost
                 raise kind(f"{operation}: rank {headers.names[rank]} gave up: {reason}")
         for rank in late:
             if not headers.peers[rank].alive:
-                raise PeerLost(f"{operation}: {self._describe(rank)}, while others needed it")
+                raise PeerLost(f"{operation}: {self._describe(rank)}")
             if headers.status(rank) == LEFT:
                 raise PeerLost(f"{operation}: rank {headers.names[rank]} has destroyed the group")
         if time.monotonic() > end:
-            ranks = "; ".join(self._describe(rank) for rank in late)
-            raise ExchangeTimeout(f"{operation}: {_LATE} {self.seconds:g} s, because {ranks}")
+            missing = "; ".join(self._describe(rank) for rank in late)
+            text = f"{operation}: {_TIMEOUT_TEXT} {self.seconds:g} s; waiting for: {missing}"
+            raise ExchangeTimeout(text)
 
     def _describe(self, rank: int) -> str:
         headers, peer = self.headers, self.headers.peers[rank]
@@ -274,4 +275,4 @@ class Barrier:
         for rank, name in enumerate(self.headers.names):
             ranks.setdefault(self.headers.signatures(rank)[self._turn], []).append(str(name))
         sides = "; ".join(f"{text} on rank {', '.join(names)}" for text, names in ranks.items())
-        return f"ranks called different collectives: {sides}; all must call the same"
+        return f"ranks called different collectives: {sides}; all ranks must call the same one"

@@ -1,17 +1,17 @@
 """The data buffers in shared memory: slots for any message, and tensors that are reduced in place.
 
-*Slots.* Each rank has two slots in the group's segment, used in turns::
+*Slots.* Each rank has two slots in the segment of the group and uses them in turns::
 
     | headers | rank 0: slot 0, slot 1 | rank 1: slot 0, slot 1 | ... | rings |
 
-A message is cut into rounds of at most one slot. While the other ranks still read what a rank wrote
-in one round, it may write the next round into its other slot (see ``barrier`` for why two are
-enough). More slots would be slower: what was written last is likely to be still in a cache. Copies
-go by address, so neither ``requires_grad`` nor a type that torch cannot copy matters.
+A message is divided into rounds of at most one slot. While the other ranks still read what a rank
+wrote in one round, it may write the next round into its other slot (``barrier`` explains why two
+are enough). More slots would be slower, because memory that was used recently is still in a cache.
+Bytes are copied by address, so tensors with ``requires_grad`` and all dtypes can be copied.
 
-*Shared buffers.* A segment of its own with an equal part for each rank; a rank's tensor is its
-part. To reduce it, each rank combines its share of the elements straight from all parts and writes
-the result into all parts, block by block, so that a block is still in the cache when it is written.
+*Shared buffers.* A shared buffer is a segment with a part for each rank; the tensor of a rank is
+its part. To reduce the tensors, each rank combines its share of the elements, reads them from all
+parts and writes the result into all parts. It does so in blocks that stay in the cache meanwhile.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from shoal.wire.shm.memory.peers import read_all
 from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.memory.segment import Segment
 
-_CACHED_VIEWS = 2048  # at most; the same few sizes come again and again
-_ROUND_NBYTES = 1 << 20  # a core's cache should hold a round until it is read again
-ALIGN = 64  # a cache line
-TURNS = 2
+_CACHED_VIEWS = 2048  # at most; programs use the same few sizes again and again
+_ROUND_NBYTES = 1 << 20  # so small that a round stays in the cache until it is read
+ALIGN = 64  # bytes of a cache line
+TURNS = 2  # slots of each rank
 
 
 class Slots:
-    """The slots of a group, from offset ``start`` of the segment on, of ``nbytes`` each.
+    """The slots of all ranks, ``nbytes`` each; they begin at offset ``start`` of the segment.
 
     Attributes:
-        round_nbytes: the most that a round should copy.
-        turn: which of each rank's two slots is used in this round.
+        round_nbytes: the most bytes that a rank should write in a round.
+        turn: which of the two slots of each rank is used in this round.
     """
 
     def __init__(self, segment: Segment, start: int, *, nbytes: int, rank: int, size: int) -> None:
@@ -57,11 +57,11 @@ class Slots:
         self.turn = 0
 
     def next(self) -> None:
-        """Switch to the other slot, for the next round."""
+        """Begin the next round: use the other slot of each rank."""
         self.turn = (self.turn + 1) % TURNS
 
     def rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
-        """Cut ``total`` into rounds (start, count), each in the next slot; at least one round."""
+        """Yield (start, count) of rounds of ``most``, at least one; call :meth:`next` for each."""
         if total <= most:
             self.next()
             yield 0, total
@@ -71,23 +71,23 @@ class Slots:
             yield start, min(most, total - start)
 
     def address(self, rank: int) -> int:
-        """Return the address in this process of a rank's slot of this round."""
+        """Return the address, in this process, of the slot that a rank uses in this round."""
         return self._base + (TURNS * rank + self.turn) * self.nbytes
 
     def _offset(self, rank: int) -> int:
-        """Return the offset in the segment of a rank's slot of this round."""
+        """Return the offset, in the segment, of the slot that a rank uses in this round."""
         return self._start + (TURNS * rank + self.turn) * self.nbytes
 
-    def put(self, at: int, source: int, nbytes: int) -> None:
-        """Copy memory of this process into this rank's slot."""
-        memmove(self.address(self.rank) + at, source, nbytes)
+    def put(self, offset: int, source: int, nbytes: int) -> None:
+        """Copy from the address ``source`` into this rank's slot, at ``offset``."""
+        memmove(self.address(self.rank) + offset, source, nbytes)
 
-    def get(self, rank: int, at: int, *, target: int, nbytes: int) -> None:
-        """Copy from a rank's slot into memory of this process."""
-        memmove(target, self.address(rank) + at, nbytes)
+    def get(self, rank: int, offset: int, *, target: int, nbytes: int) -> None:
+        """Copy from a rank's slot, at ``offset``, to the address ``target``."""
+        memmove(target, self.address(rank) + offset, nbytes)
 
     def part_nbytes(self, head: int = 0) -> int:
-        """Return the size of one part of a slot, behind a head, with a part for each other rank."""
+        """Return the bytes of a part, if the slot after a head has a part for each other rank."""
         return (self.nbytes - head) // max(self.size - 1, 1) // ALIGN * ALIGN
 
     def write_integers(self, integers: Sequence[int]) -> None:
@@ -99,9 +99,9 @@ class Slots:
         begin = self._offset(rank)
         return self._memory[begin : begin + 8 * count].cast("q").tolist()
 
-    def view(self, rank: int, at: int, *, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return part of a rank's slot as a tensor."""
-        key = self._offset(rank) + at, numel, dtype
+    def view(self, rank: int, offset: int, *, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return ``numel`` elements of a rank's slot, from byte ``offset`` on, as a tensor view."""
+        key = self._offset(rank) + offset, numel, dtype
         view = self._views.get(key)
         if view is None:
             if len(self._views) >= _CACHED_VIEWS:
@@ -111,24 +111,25 @@ class Slots:
             self._views[key] = view
         return view
 
-    def views(self, own: Tensor, at: int, *, use_own: bool) -> list[Tensor]:
-        """Return each rank's elements, in its slot; for this rank ``own`` itself if ``use_own``."""
-        numel, dtype = own.numel(), own.dtype
+    def views(self, own: Tensor, offset: int, *, use_own: bool) -> list[Tensor]:
+        """Return a view like ``own`` of each rank's slot; for this rank ``own`` if ``use_own``."""
         return [
-            own if use_own and rank == self.rank else self.view(rank, at, numel=numel, dtype=dtype)
+            own
+            if use_own and rank == self.rank
+            else self.view(rank, offset, numel=own.numel(), dtype=own.dtype)
             for rank in range(self.size)
         ]
 
 
 def tensor_at(address: int, nbytes: int) -> Tensor:
-    """Return memory of this process as a tensor of bytes, which does not keep it alive."""
+    """Return a uint8 tensor of this memory; the tensor does not keep the memory alive."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer((c_char * nbytes).from_address(address), dtype=torch.uint8)
 
 
 def share_numel(numel: int, ranks: int, *, width: int) -> int:
-    """Return how many of ``numel`` elements each rank combines: 1/n, in whole cache lines.
+    """Return how many of ``numel`` elements each rank combines: 1/n, rounded up to cache lines.
 
     >>> share_numel(40, 3, width=4)
     16
@@ -138,7 +139,7 @@ def share_numel(numel: int, ranks: int, *, width: int) -> int:
 
 
 def share_range(rank: int, share: int, *, numel: int) -> tuple[int, int]:
-    """Return begin and end of the elements that a rank combines.
+    """Return the indices (begin, end) of the elements that a rank combines.
 
     >>> [share_range(rank, 16, numel=40) for rank in range(3)]
     [(0, 16), (16, 32), (32, 40)]
@@ -147,16 +148,16 @@ def share_range(rank: int, share: int, *, numel: int) -> tuple[int, int]:
 
 
 def part_index(sender: int, receiver: int) -> int:
-    """Return which part of the sender's slot is for the receiver; the sender itself has none."""
+    """Return the index of the receiver's part in the sender's slot; the sender itself has none."""
     return receiver - (receiver > sender)
 
 
-_BLOCK_NBYTES = 256 << 10  # of each rank: the blocks of some ranks together fit a core's own cache
+_BLOCK_NBYTES = 256 << 10  # the blocks of a few ranks together fit into the cache of a core
 _CACHED_RANGES = 64
 
 
 class SharedRange(NamedTuple):
-    """Elements at the same position in the part of each rank."""
+    """The position of a tensor in a shared buffer; it is the same in the part of each rank."""
 
     offset: int  # bytes from the beginning of the part
     numel: int
@@ -164,7 +165,7 @@ class SharedRange(NamedTuple):
 
 
 class SharedBuffer:
-    """One tensor for each rank, in memory that all ranks of the node map."""
+    """A segment with one tensor for each rank of the node; every rank can access all of them."""
 
     def __init__(self, segment: Segment, part_nbytes: int, *, rank: int, size: int) -> None:
         with torch.inference_mode(False):
@@ -180,14 +181,14 @@ class SharedBuffer:
             return self._parts[self.rank][: numel * dtype.itemsize].view(dtype)
 
     def locate(self, flat: Tensor) -> SharedRange | None:
-        """Return the position of a tensor, if it lies in this rank's part."""
+        """Return the position of a tensor that begins in this rank's part; None for any other."""
         address = flat.data_ptr()
         if not self.begin <= address < self.end:
             return None
         return SharedRange(address - self.begin, flat.numel(), flat.dtype)
 
     def reduce(self, elements: SharedRange, op: Reduction) -> None:
-        """Combine this rank's share of the elements for all ranks; others combine theirs."""
+        """Combine this rank's share of the elements, and write the result to all ranks' tensors."""
         blocks = self._blocks.get(elements)
         if blocks is None:
             if len(self._blocks) >= _CACHED_RANGES:
@@ -200,7 +201,7 @@ class SharedBuffer:
                 other.copy_(first)
 
     def _split(self, elements: SharedRange) -> list[tuple[Tensor, ...]]:
-        """Return blocks of this rank's share; each holds the same elements of every rank."""
+        """Return the blocks of this rank's share; a block is one view of each rank's tensor."""
         width = elements.dtype.itemsize
         share = share_numel(elements.numel, self.size, width=width)
         begin, end = share_range(self.rank, share, numel=elements.numel)
@@ -213,9 +214,9 @@ class SharedBuffer:
 
 
 def share_buffer(store: Store, key: str, nbytes: int, *, rank: int, size: int) -> SharedBuffer:
-    """Share a new segment with a part of ``nbytes`` for each of ``size`` ranks; rank 0 creates it.
+    """Create (on rank 0) or map a segment with a part of at least ``nbytes`` for each rank.
 
-    ``key`` of the store must not be used for another buffer.
+    All ``size`` ranks must call this function. Each buffer needs a new ``key`` in the store.
     """
     part = segments.round_to_pages(max(nbytes, 1))
     mapped = [f"{key}/mapped/{other}" for other in range(size)]

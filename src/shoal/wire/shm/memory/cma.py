@@ -1,9 +1,9 @@
 """Read the memory of other ranks of the node (cross-memory attach): one copy instead of two.
 
-This calls Linux's ``process_vm_readv`` through ctypes. The kernel allows it among processes of one
-user, unless its settings forbid it (Yama's ptrace_scope, a container's seccomp profile). So ranks
-try it at rendezvous, and a group uses it if every rank can read all others. No rank ever writes to
-another rank's memory.
+This module calls Linux's ``process_vm_readv`` through ctypes. The kernel allows it between
+processes of one user, unless its settings forbid it (Yama's ptrace_scope, a container's seccomp
+profile). So each rank tries it at rendezvous, and the ranks of a node use it only if each can read
+all others. No rank writes to another rank's memory in this way.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if _readv is not None:
 
 
 def read(pid: int, source: int, *, target: int, nbytes: int) -> None:
-    """Copy memory of another process to an address of this process.
+    """Copy ``nbytes`` from address ``source`` of a process to address ``target`` of this one.
 
     Raises:
-        OSError: the system does not allow it.
+        OSError: the memory cannot be read.
     """
     if _readv is None:
         raise OSError("this system has no process_vm_readv")
-    done = 0
+    done = 0  # bytes copied
     while done < nbytes:
         local, remote = _Iovec(target + done, nbytes - done), _Iovec(source + done, nbytes - done)
         count = _readv(pid, ctypes.addressof(local), 1, ctypes.addressof(remote), 1, 0)
@@ -52,16 +52,16 @@ def read(pid: int, source: int, *, target: int, nbytes: int) -> None:
 
 
 class Token:
-    """Random bytes of this process that other ranks try to read, while this object lives."""
+    """Random bytes in this process, which other ranks try to read while this object exists."""
 
     def __init__(self) -> None:
         content = secrets.token_bytes(_TOKEN_NBYTES)
         self._buffer = ctypes.create_string_buffer(content, _TOKEN_NBYTES)
-        self.card = ctypes.addressof(self._buffer), content.hex()  # for can_read
+        self.card = ctypes.addressof(self._buffer), content.hex()  # address, hex digits
 
 
 def can_read(pid: int, card: Sequence[int | str]) -> bool:
-    """Return whether this process can read the token of another one."""
+    """Return whether this process can read another one's token; ``card`` is its ``Token.card``."""
     address, content = card
     buffer = ctypes.create_string_buffer(_TOKEN_NBYTES)
     try:
@@ -72,7 +72,7 @@ def can_read(pid: int, card: Sequence[int | str]) -> bool:
 
 
 class CmaReader:
-    """Reads memory of other ranks, of messages from ``least_nbytes`` on."""
+    """Reads the memory of other ranks; used for messages of at least ``least_nbytes``."""
 
     def __init__(self, barrier: Barrier, least_nbytes: int = NEVER) -> None:
         self._barrier, self.least_nbytes = barrier, least_nbytes
@@ -82,11 +82,11 @@ class CmaReader:
     ) -> None:
         """Copy from address ``source`` of a rank's process to address ``target`` of this process.
 
-        ``operation`` is for messages; by default it is the collective that this rank runs.
+        ``operation`` is used in error messages; by default it is this rank's current collective.
 
         Raises:
-            PeerLost: the memory cannot be read, or the rank failed or left meanwhile, so that the
-                bytes may not be what it published.
+            PeerLost: the memory cannot be read; or the rank failed or left before the end, so that
+                it may have overwritten the memory.
         """
         barrier, headers = self._barrier, self._barrier.headers
         try:
@@ -96,7 +96,7 @@ class CmaReader:
             barrier.check(operation, [rank], math.inf)
             lost = PeerLost(
                 f"{operation}: the memory of rank {headers.names[rank]} cannot be read: {error}; "
-                f"set {DIRECT_MB}=inf to send through the shared segment instead"
+                f"set {DIRECT_MB}=inf to use the shared segment instead"
             )
             barrier.record_failure(lost)
             raise lost from error

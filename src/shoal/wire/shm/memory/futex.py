@@ -1,7 +1,7 @@
-"""Sleep until a word of shared memory changes: Linux's futex, called through ctypes.
+"""Sleep until a word of shared memory changes, with Linux's futex, called through ctypes.
 
-A sleeping rank uses no processor time. Without a futex (another system or processor), the wait is a
-loop of short sleeps.
+A sleeping rank uses no processor time. On other systems and unknown processors, :func:`sleep` only
+sleeps for a short time, and the caller checks the word in a loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Timespec(ctypes.Structure):
 
 
 def _load_syscall() -> ctypes._NamedFuncPointer | None:
-    """Load ``syscall`` and declare its types: undeclared types double the cost of a call."""
+    """Return libc's ``syscall`` with declared types, which make a call twice as fast; or None."""
     if _CALL is None:
         return None
     entry = ctypes.CDLL(None, use_errno=True).syscall
@@ -36,7 +36,7 @@ _syscall = _load_syscall()
 
 
 def timespec(seconds: float) -> ctypes.Structure:
-    """Return a relative time limit for :func:`sleep`; create it once and use it often."""
+    """Return a time limit for :func:`sleep`; it can be used many times."""
     whole = int(seconds)
     return _Timespec(whole, int((seconds - whole) * 1e9))
 
@@ -44,7 +44,7 @@ def timespec(seconds: float) -> ctypes.Structure:
 def sleep(address: int, expected: int, limit: ctypes.Structure) -> None:
     """Sleep while the aligned 32-bit word at ``address`` is ``expected``, for ``limit`` at most.
 
-    May also return earlier, without a reason.
+    It may also return earlier, so the caller must check the word again.
     """
     if _syscall is None:
         time.sleep(NAP_SECONDS)

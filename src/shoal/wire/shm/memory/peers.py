@@ -1,7 +1,7 @@
-"""The processes of a group: which node they run on, whether they live, what is in their store.
+"""The processes of a group: on which node they run, and whether they are alive.
 
-A process is identified by its id and its start time, so that a new process which was given the id
-of a dead rank is not taken for that rank.
+A process is identified by its id and its start time, because the system may give the id of a dead
+process to a new one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dev
 
 
 class NodeRendezvous(NamedTuple):
-    """What a rank knows of its group before it has connected to the other ranks."""
+    """What a rank needs to connect to the other ranks of its group."""
 
     store: Store
     rank: int
-    names: Sequence[int]  # the global rank of each rank of the group, used in messages
+    names: Sequence[int]  # the global rank of each rank of the group, for error messages
     seconds: float  # the timeout of a collective
 
 
@@ -30,16 +30,16 @@ class Peer(NamedTuple):
     """A process of this node."""
 
     pid: int
-    started: int  # in kernel ticks; 0 where unknown
+    started: int  # start time in kernel ticks; 0 if unknown
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs; a zombie does not."""
+        """Whether the process exists and is not a zombie."""
         return self.condition != "dead"
 
     @property
     def condition(self) -> str:
-        """The state of the process in words."""
+        """The state of the process for error messages, such as "running" or "dead"."""
         state, started = _read_state(self.pid)
         if state in _DEAD or started != self.started:
             return "dead"
@@ -47,16 +47,16 @@ class Peer(NamedTuple):
 
 
 def this_process() -> Peer:
-    """Return this process."""
+    """Return the :class:`Peer` of this process."""
     return Peer(os.getpid(), _read_state(os.getpid())[1])
 
 
 def host_key() -> str:
-    """Return a text that is equal for processes of one running system with the same process ids.
+    """Return a text that is equal for processes that can share memory: same machine, same user.
 
-    The kernel's boot id distinguishes machines that have the same name; the process-id namespace
-    distinguishes containers that share a kernel. ``SHOAL_HOST_KEY`` is appended: ranks that differ
-    in it are treated as being on different nodes.
+    The kernel's boot id distinguishes machines that have the same name. The process-id namespace
+    distinguishes containers on one machine. ``SHOAL_HOST_KEY`` is appended, so ranks with different
+    values are treated as being on different nodes.
     """
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
@@ -81,7 +81,7 @@ def _read_state(pid: int) -> tuple[str, int]:
 
 
 def _probe(pid: int) -> tuple[str, int]:
-    """Without /proc: find out only whether a signal would arrive."""
+    """Do the same on a system without /proc: "R" if the process exists, else "X"; no start time."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -92,7 +92,7 @@ def _probe(pid: int) -> tuple[str, int]:
 
 
 def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
-    """Wait until all keys are set, and return their values; in one request if the store can."""
+    """Wait until all keys are set, and return their values; if possible in one request."""
     if getattr(store, "has_extended_api", bool)():
         return list(store.multi_get(list(keys)))
     return [store.get(key) for key in keys]

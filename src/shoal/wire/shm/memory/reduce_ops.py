@@ -1,6 +1,6 @@
-"""Reduce operations: combine the ranks' tensors, always in the order of ranks.
+"""Reduce operations, which combine the tensors of all ranks, always in the order of ranks.
 
-``((x0 + x1) + x2) + x3`` on every rank and in every run, so results are equal bit for bit.
+Every rank and every run computes ``((x0 + x1) + x2) + x3``, so results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from shoal.errors import BadArgument
 
 Combine = Callable[..., Tensor]
-_SERIAL = 32704  # torch splits longer tensors among threads, whose cores the other ranks need
+_SERIAL = 32704  # elements: torch uses several threads for more, but other ranks need the cores
 
 _KINDS: Any = dist.ReduceOp.RedOpType
-# Keyed by hash, which is the number of torch's operation: comparing two operations takes
-# microseconds. For each operation: its name, the torch function, the torch function for bool.
+# Keys are hashes of torch's operations, because comparing two operations takes microseconds.
+# Values are the name, the torch function, and the torch function for bool.
 _TORCH: dict[int, tuple[str, Combine, Combine]] = {
     hash(_KINDS.SUM): ("sum", torch.add, torch.logical_or),
     hash(_KINDS.AVG): ("avg", torch.add, torch.logical_or),
@@ -38,17 +38,17 @@ class Reduction(NamedTuple):
     """How to combine tensors of one dtype."""
 
     name: str
-    combine: Combine  # two tensors into ``out=``
-    divides: bool  # the sum by the number of ranks
-    widens: bool  # to float32, because torch cannot combine the dtype
+    combine: Combine  # a torch function of two tensors and ``out=``
+    divides: bool  # whether to divide the sum by the number of ranks
+    widens: bool  # whether to compute in float32, because torch cannot combine the dtype
 
     def __call__(self, out: Tensor, sources: Sequence[Tensor]) -> None:
-        """Combine ``sources`` into ``out``, which may be the first or second source, no other."""
+        """Combine ``sources`` into ``out``, which may also be the first or second of them."""
         for piece, *parts in _blocks(out, sources):
             self._block(piece, parts)
 
     def prepare(self, out: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
-        """Return a function that does what a call with these tensors does, as often as needed."""
+        """Return a function that combines these tensors; it can be called again and again."""
         if self.widens or len(sources) == 1:
             return partial(self.__call__, out, sources)
         blocks = list(_blocks(out, sources))
@@ -71,7 +71,7 @@ class Reduction(NamedTuple):
 
 
 def _steps(out: Tensor, sources: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (first, second, out) of each operation, in the order of ranks."""
+    """Yield the arguments (first, second, out) of each operation, in the order of ranks."""
     first = sources[0]
     for second in sources[1:]:
         yield first, second, out
@@ -88,7 +88,7 @@ def _run(
 
 
 def _blocks(out: Tensor, sources: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
-    """Return parts of ``out`` and of each source, short enough for one thread."""
+    """Return pieces (of ``out``, of each source ...), so short that torch uses one thread."""
     if out.numel() <= _SERIAL or torch.get_num_threads() == 1:
         return ((out, *sources),)
     return zip(*(x.split(_SERIAL) for x in (out, *sources)), strict=True)  # type: ignore[no-untyped-call]
@@ -96,27 +96,27 @@ def _blocks(out: Tensor, sources: Sequence[Tensor]) -> Iterable[Sequence[Tensor]
 
 @lru_cache(maxsize=256)
 def reduction(kind: int, dtype: torch.dtype) -> Reduction:
-    """Return the reduction of a torch operation, given by its hash, for a dtype.
+    """Return the reduction for a dtype; ``kind`` is the hash of torch's operation.
 
     Raises:
-        BadArgument: the dtype has no such operation.
+        BadArgument: the operation is unknown, or not possible with this dtype.
     """
     entry = _TORCH.get(kind)
     names = {int(each): name for name, each in _KINDS.__members__.items()}
     call = f"reduce op {names.get(kind, kind)} of {dtype}"
     if entry is None:
-        raise BadArgument(call, "unknown to the shoal backend; use sum, avg, product, min or max")
+        raise BadArgument(call, "the shoal backend has no such operation; use sum or avg")
     name, combine, logical = entry
     real = dtype.is_floating_point or dtype.is_complex
     if name in ("band", "bor", "bxor") and real:
-        raise BadArgument(call, "bitwise operations take integers and bool only")
+        raise BadArgument(call, "bitwise operations are possible only for integers and bool")
     if name in ("min", "max") and dtype.is_complex:
         raise BadArgument(call, "complex numbers have no order; use view_as_real")
     if name == "avg" and not real:
-        raise BadArgument(call, "the mean of integers is no integer; sum and divide")
+        raise BadArgument(call, "the mean of integers is not an integer; sum, then divide")
     if dtype in _SIGNED:
         if name in ("min", "max"):
-            raise BadArgument(call, "torch cannot order this dtype; use a signed one")
+            raise BadArgument(call, "torch cannot order this dtype; convert to a signed one")
         combine = partial(_as_signed, combine, _SIGNED[dtype])
     widens = dtype.is_floating_point and dtype.itemsize == 1
     return Reduction(name, logical if dtype == torch.bool else combine, name == "avg", widens)
@@ -125,5 +125,5 @@ def reduction(kind: int, dtype: torch.dtype) -> Reduction:
 def _as_signed(
     combine: Combine, signed: torch.dtype, first: Tensor, second: Tensor, *, out: Tensor
 ) -> Tensor:
-    """Combine unsigned tensors as signed ones: sums, products and bits are the same."""
+    """Combine unsigned tensors as signed ones, which gives the same bits for sums and products."""
     return combine(first.view(signed), second.view(signed), out=out.view(signed))

@@ -1,4 +1,4 @@
-"""One-way streams of messages between two ranks: a ring of cells for each ordered pair of ranks.
+"""A ring of cells that carries messages from one rank to another; each ordered pair has one.
 
 ::
 
@@ -7,10 +7,9 @@
     | written |  read  | cell 0: head, data |  1   |  2   |  3   |
     +---------+--------+--------------------+------+------+------+
 
-Only the sender counts ``written``, only the receiver counts ``read``, so they need no lock against
-each other: ``written - read`` cells are full. A message longer than a cell is a run of cells. The
-sender writes the first ones before the receiver has read all of them, so a message may be of any
-length.
+Only the sender increments ``written`` and only the receiver increments ``read``, so they need no
+lock; ``written - read`` cells are full. A message longer than a cell takes several cells. The
+sender reuses cells that the receiver has read, so a message may be longer than the ring.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from shoal.wire.shm.memory.barrier import RankHeaders
 from shoal.wire.shm.memory.segment import Segment
 
 CELLS = 4
-_COUNTS_NBYTES = 128  # the two counts, a cache line each
-# tag, bytes of the message, position of this cell's bytes in it, address of the message or 0
+_COUNTS_NBYTES = 128  # the two counters, each in its own cache line
+# tag, bytes of the whole message, position of this cell's bytes in it, remote_address or 0
 _CELL_HEAD = struct.Struct("<qqqq")
 _CELL_HEAD_NBYTES = 64
 _MASK = 0x3FFFFFFF
@@ -41,13 +40,13 @@ class RingCell(NamedTuple):
     tag: int
     total: int  # bytes of the whole message
     start: int  # position of this cell's bytes in the message
-    address: int
-    nbytes: int
-    remote_address: int  # of the message in the sender's process, if it is to be read there; else 0
+    address: int  # of this cell's bytes in this process
+    nbytes: int  # of this cell; of the whole message if remote_address is not 0
+    remote_address: int  # of the message in the sender's process, if to be read there; else 0
 
 
 class Ring:
-    """The ring at offset ``start`` of the segment, as one of its two ranks uses it."""
+    """The ring at offset ``start`` of the segment, between this rank and the rank ``other``."""
 
     def __init__(
         self, segment: Segment, start: int, *, cell_nbytes: int, headers: RankHeaders, other: int
@@ -59,15 +58,15 @@ class Ring:
         self._address, self._headers, self._other = segment.address, headers, other
 
     def write(self, tag: int, *, address: int, nbytes: int, start: int) -> int:
-        """Write what fits of a message, from ``start`` on; return where the rest begins.
+        """Write a message from byte ``start`` on, as far as cells are free; return the new start.
 
-        A message without bytes still takes a cell: for it this returns 1 once it is written.
+        A message of 0 bytes takes one cell; the new start is then 1.
         """
         cell, end = self._cell_nbytes, max(nbytes, 1)
-        while start < end and (at := self._free_cell()) is not None:
+        while start < end and (offset := self._free_cell()) is not None:
             count = min(cell, nbytes - start)
-            _CELL_HEAD.pack_into(self._memory, at, tag, nbytes, start, 0)
-            memmove(self._address + at + _CELL_HEAD_NBYTES, address + start, count)
+            _CELL_HEAD.pack_into(self._memory, offset, tag, nbytes, start, 0)
+            memmove(self._address + offset + _CELL_HEAD_NBYTES, address + start, count)
             self._publish()
             start += max(count, 1)
         return start
@@ -75,42 +74,43 @@ class Ring:
     def write_address(self, tag: int, *, address: int, nbytes: int) -> int | None:
         """Write only the address of a message; return the cell's number, None if no cell is free.
 
-        The message must stay unchanged until :meth:`is_released`.
+        The message must not change until :meth:`is_released` returns True for the number.
         """
-        at = self._free_cell()
-        if at is None:
+        offset = self._free_cell()
+        if offset is None:
             return None
-        _CELL_HEAD.pack_into(self._memory, at, tag, nbytes, 0, address)
+        _CELL_HEAD.pack_into(self._memory, offset, tag, nbytes, 0, address)
         return self._publish()
 
     def is_released(self, number: int) -> bool:
-        """Return whether the receiver has released a cell that holds an address."""
+        """Return whether the receiver has released the cell with this number."""
         return (self._words[self._read] - number) & _MASK < _MASK >> 1
 
     def _free_cell(self) -> int | None:
-        """Return the offset of the next cell to write in the segment; None if all are full."""
+        """Return the offset, in the segment, of the next free cell; None if all cells are full."""
         written = self._words[self._written]
         if (written - self._words[self._read]) & _MASK >= CELLS:
             return None
         return self._cells + (written % CELLS) * self._stride
 
     def _publish(self) -> int:
-        """Show the receiver the cell just written; return its number, modulo 2**30."""
+        """Make the cell just written visible to the receiver; return its number, modulo 2**30."""
         self._words[self._written] = number = (self._words[self._written] + 1) & _MASK
-        self._headers.ring(self._other)
+        self._headers.ring_bell(self._other)
         return number
 
     def peek(self) -> RingCell | None:
-        """Return the next unread cell, if there is one."""
+        """Return the next unread cell; None if there is none."""
         read = self._words[self._read]
         if self._words[self._written] == read:
             return None
-        at = self._cells + (read % CELLS) * self._stride
-        tag, total, start, remote = _CELL_HEAD.unpack_from(self._memory, at)
+        offset = self._cells + (read % CELLS) * self._stride
+        tag, total, start, remote = _CELL_HEAD.unpack_from(self._memory, offset)
         nbytes = total if remote else min(self._cell_nbytes, total - start)
-        return RingCell(tag, total, start, self._address + at + _CELL_HEAD_NBYTES, nbytes, remote)
+        address = self._address + offset + _CELL_HEAD_NBYTES
+        return RingCell(tag, total, start, address, nbytes, remote)
 
     def release(self) -> None:
-        """Give the cell last peeked at back to the sender."""
+        """Give the cell that :meth:`peek` returned back to the sender."""
         self._words[self._read] = (self._words[self._read] + 1) & _MASK
-        self._headers.ring(self._other)
+        self._headers.ring_bell(self._other)

@@ -1,9 +1,9 @@
-"""Memory that the ranks of one node share: created by one of them, mapped by all.
+"""Memory that the ranks of one node share: one rank creates it, and all ranks map it.
 
-A segment has no name that could be left behind. It is an anonymous file (``memfd_create``) that the
-other ranks open through ``/proc/<pid>/fd``; where the system has no such call, it is a private file
-in /dev/shm or the temporary directory, unlinked as soon as all ranks have mapped it. The kernel
-allocates pages when they are first touched, so a large segment that is hardly used costs little.
+A segment is an anonymous file (``memfd_create``), which the other ranks open through
+``/proc/<pid>/fd``, so no file remains if all ranks are killed. If the system has no such call, it
+is a file in /dev/shm or in the temporary directory, which is deleted as soon as all ranks have
+mapped it. The kernel allocates pages when they are first used, so unused parts need no memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.errors import UsageError
 log = logging.getLogger(__name__)
 _SHARED = "/dev/shm"
 _PAGE = mmap.PAGESIZE
-_USABLE = 0.9  # of a file system's free bytes: the rest is for its other users
+_USABLE = 0.9  # share of the free bytes of a file system that a segment may use
 
 
 class Segment:
@@ -44,14 +44,14 @@ class Offer(NamedTuple):
     descriptor: int
     path: str
     nbytes: int
-    linked: bool  # a file with a name, to be unlinked
+    linked: bool  # whether close() must delete the file
 
     def map(self) -> Segment:
         """Map the segment in this process."""
         return Segment(self.descriptor, self.nbytes)
 
     def close(self) -> None:
-        """Close the file, so that the segment lives only in the mappings that exist."""
+        """Close the file; the segment is freed when no process maps it any more."""
         os.close(self.descriptor)
         if self.linked:
             with suppress(FileNotFoundError):
@@ -59,7 +59,7 @@ class Offer(NamedTuple):
 
 
 def round_to_pages(nbytes: int) -> int:
-    """Round up to whole pages."""
+    """Return ``nbytes`` rounded up to whole pages."""
     return -(-nbytes // _PAGE) * _PAGE
 
 
@@ -85,27 +85,29 @@ def _create_file(nbytes: int) -> Offer:
         if nbytes > free[folder] * _USABLE:
             continue
         if folder != _SHARED:
-            log.warning("%s has no space: the segment is a file in %s, slower", _SHARED, folder)
+            text = "%s has not enough space, so the segment is a file in %s, which is slower"
+            log.warning(text, _SHARED, folder)
         descriptor, path = tempfile.mkstemp(prefix="shoal-", dir=folder)  # mode 0600
         os.ftruncate(descriptor, nbytes)
         return Offer(descriptor, path, nbytes, linked=True)
-    space = ", ".join(f"{folder} has {n:,} free" for folder, n in free.items()) or "none writable"
+    space = ", ".join(f"{folder} has {n:,} bytes free" for folder, n in free.items())
+    space = space or "no folder is writable"
     raise UsageError(
-        f"no space for a shared segment of {nbytes:,} bytes ({space}); enlarge /dev/shm, set "
+        f"there is no space for a segment of {nbytes:,} bytes ({space}); enlarge /dev/shm, set "
         "SHOAL_SHM_MB to a smaller number, or use the gloo backend"
     )
 
 
 def map_from(path: str, nbytes: int) -> Segment:
-    """Map a segment that another process offers.
+    """Map the segment at ``path``, which another process has created.
 
     Raises:
-        OSError: this process cannot reach it.
+        OSError: this process cannot open it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_size < nbytes:
-            raise OSError(f"{path} is smaller than the {nbytes:,} bytes offered")
+            raise OSError(f"{path} is smaller than {nbytes:,} bytes")
         return Segment(descriptor, nbytes)
     finally:
         os.close(descriptor)

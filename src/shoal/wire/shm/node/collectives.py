@@ -1,13 +1,14 @@
-"""The collectives among ranks that share memory.
+"""The collectives between ranks that share memory.
 
-Each is a loop of rounds: every rank writes its part into its slot, waits at the barrier, and reads
-or combines what the others wrote. Two slots used in turns make one barrier a round enough
-(``memory/buffers.py``). Long parts of scatter and all_to_all, and of all_gather between two ranks,
-are read from the owner's memory instead, if the kernel allows it (``memory/cma.py``): the owners
-publish the addresses, barrier, the others read, barrier; then the owners may change the memory.
+Each collective is a loop of rounds. In a round every rank writes its part into its slot, waits at
+the barrier, and reads or combines what the others wrote. Each rank has two slots, so a round needs
+only one barrier (``memory/buffers.py``). Long parts of scatter and all_to_all, and of all_gather
+between two ranks, are read from the sender's memory instead, if the kernel allows it
+(``memory/cma.py``): the senders write the addresses into their slots; barrier; the others read;
+barrier; then the senders may change the memory.
 
-Memory is given by address, elements as flat contiguous detached tensors. ``signature`` is always
-what ranks compare at their first barrier.
+Memory to copy is given as addresses, elements to combine as flat contiguous detached tensors. Ranks
+compare ``signature`` at the first barrier. All ranks must call the same method together.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.node.reduce import PreparedRound, copy, prepare_rounds
 
 MemoryRange = tuple[int, int]  # address and bytes
-_CACHED_ROUNDS = 1024  # at most; those of the oldest messages are dropped first
+_CACHED_ROUNDS = 1024  # at most; the oldest are dropped first
 
 
 class NodeCollectives:
-    """The collectives of a group's ranks on one node, as one of these ranks calls them."""
+    """The collectives of the ranks of a group that are on one node."""
 
     def __init__(self, barrier: Barrier, slots: Slots, reader: CmaReader) -> None:
         self._barrier, self.slots, self._read = barrier, slots, reader
         self.rank, self.size = slots.rank, slots.size
         self.buffers: list[SharedBuffer] = []
         self._prepared: dict[tuple[bytes, int, int, int], list[PreparedRound]] = {}
-        self._prepared_count = 0  # of rounds
+        self._prepared_count = 0  # number of rounds in _prepared
 
     def _sync(self, start: int, signature: bytes) -> None:
-        """Wait at the barrier of a round; that of the first round compares signatures."""
+        """Wait at the barrier of a round; in the first round also compare signatures."""
         if start == 0:
             self._barrier.begin(signature)
         else:
@@ -49,14 +50,14 @@ class NodeCollectives:
 
     def barrier(self, signature: bytes) -> None:
         """Wait for all ranks."""
-        self.slots.next()  # as every collective before its first barrier: turns agree on mismatch
+        self.slots.next()  # as in every collective, so that turns stay equal after a mismatch
         self._barrier.begin(signature)
 
     def all_reduce(self, signature: bytes, flat: Tensor, op: Reduction) -> None:
-        """Combine ``flat`` of all ranks, in place on all ranks; the rounds are those of ``reduce``.
+        """Combine ``flat`` of all ranks, in place on all ranks; ``node/reduce.py`` explains how.
 
-        Rounds are cached by address. They are used again only for a tensor at the same address
-        with the same signature, which says size, dtype and operation.
+        Prepared rounds are cached. They are used again for a tensor at the same address with the
+        same signature, which contains size, dtype and operation.
         """
         for buffer in self.buffers:
             if (elements := buffer.locate(flat)) is not None:
@@ -80,7 +81,7 @@ class NodeCollectives:
                 copy(rounds[following].copies_in)
             elif not copies_out:
                 return
-            barrier.wait()  # ends phase 1 of the following round, and phase 2 of this one
+            barrier.wait()  # the barrier of phase 1 of the following round and of phase 2 of this
             copy(copies_out)
 
     def _prepare(
@@ -93,9 +94,9 @@ class NodeCollectives:
         return rounds
 
     def reduce(self, signature: bytes, flat: Tensor, op: Reduction, *, root: int) -> None:
-        """Combine ``flat`` of all ranks into ``flat`` of the root."""
+        """Combine ``flat`` of all ranks into ``flat`` of the root; other ranks keep theirs."""
         width, address, slots = flat.element_size(), flat.data_ptr(), self.slots
-        in_place = root < 2  # a result may overwrite the first or second source, so no copy
+        in_place = root < 2  # Reduction may write into the first or second source
         for start, count in slots.rounds(flat.numel(), slots.round_nbytes // width):
             if self.rank != root or not in_place:
                 slots.put(0, address + start * width, count * width)
@@ -107,10 +108,9 @@ class NodeCollectives:
     def reduce_scatter(
         self, signature: bytes, sources: Sequence[int], *, own: Tensor, out: Tensor, op: Reduction
     ) -> None:
-        """Combine what all ranks have for this rank into ``out``.
+        """Combine what is at ``sources[r]`` of all ranks into ``out`` of rank r, for all r.
 
-        ``sources`` are the addresses of this rank's pieces, one for each rank; ``own`` is its piece
-        for itself, as a tensor, and may also be ``out``.
+        ``own`` is the tensor at ``sources[self.rank]``; it may be the same tensor as ``out``.
         """
         width, slots, pair = out.element_size(), self.slots, self.size == 2
         share = slots.round_nbytes // (1 if pair else self.size) // ALIGN * ALIGN
@@ -125,7 +125,7 @@ class NodeCollectives:
                 op(target, slots.views(piece, self.rank * stride, use_own=pair))
 
     def broadcast(self, signature: bytes, address: int, nbytes: int, *, root: int) -> None:
-        """Copy the root's memory to all ranks."""
+        """Copy ``nbytes`` at ``address`` of the root to ``address`` of all ranks."""
         for start, count in self.slots.rounds(nbytes, self.slots.round_nbytes):
             if self.rank == root:
                 self.slots.put(0, address + start, count)
@@ -136,13 +136,13 @@ class NodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` of each rank to ``targets``, an address for each; None: only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``, for all r; None: only send."""
         targets = targets or ()
         others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
         ranges = [(target, nbytes) for _, target in others]
         buffer, [(source, _)] = copy_if_overlapping([(source, nbytes)], ranges)
         slots = self.slots
-        if self.size == 2 and nbytes >= self._read.least_nbytes:  # among more, reading is slower
+        if self.size == 2 and nbytes >= self._read.least_nbytes:  # slower for more ranks
             slots.next()
             slots.write_integers([source])
             self._barrier.begin(signature)
@@ -162,7 +162,7 @@ class NodeCollectives:
     def scatter(
         self, signature: bytes, sources: Sequence[int], *, nbytes: int, target: int, root: int
     ) -> None:
-        """Copy ``nbytes`` from each of the root's ``sources``, which are addresses, to a rank."""
+        """Copy ``nbytes`` at the root's ``sources[r]`` to ``target`` of rank r, for all r."""
         if nbytes >= self._read.least_nbytes:
             self._scatter_by_reading(signature, sources, nbytes=nbytes, target=target, root=root)
             return
@@ -173,8 +173,8 @@ class NodeCollectives:
                     self.slots.put(part_index(root, rank) * part, source + start, count)
             self._sync(start, signature)
             if self.rank != root:
-                at = part_index(root, self.rank) * part
-                self.slots.get(root, at, target=target + start, nbytes=count)
+                offset = part_index(root, self.rank) * part
+                self.slots.get(root, offset, target=target + start, nbytes=count)
         if sources:
             memmove(target, sources[root], nbytes)
 
@@ -198,15 +198,15 @@ class NodeCollectives:
     def all_to_all(
         self, signature: bytes, sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
     ) -> None:
-        """Send each rank its own part of ``sources``, of any size, to its part of ``targets``.
+        """Copy ``sources[r]`` to rank r, and what rank r sends to ``targets[r]``, for all r.
 
         1. Write a table into the slot: bytes to each rank, bytes from each rank, source addresses.
         2. Send short parts through the slots, in as many rounds as the longest of them needs; after
            the first barrier check that all tables agree.
-        3. Read long parts from their owners' memory; barrier.
+        3. Read long parts from the senders' memory; barrier.
 
         Raises:
-            LayoutMismatch: a rank sends more or less than another expects; on all ranks.
+            LayoutMismatch: a rank sends another size than the receiver expects; on all ranks.
         """
         size, slots = self.size, self.slots
         head = -(-24 * size // ALIGN) * ALIGN
@@ -226,8 +226,8 @@ class NodeCollectives:
                 tables = [slots.read_integers(rank, 3 * size) for rank in range(size)]
                 longest = self._check_tables(tables)
             for rank, target, count in self._short_pieces(targets, start, part):
-                at = head + part_index(rank, self.rank) * part
-                slots.get(rank, at, target=target, nbytes=count)
+                offset = head + part_index(rank, self.rank) * part
+                slots.get(rank, offset, target=target, nbytes=count)
             start += part
         memmove(targets[self.rank][0], *sources[self.rank])
         if any(n >= self._read.least_nbytes for table in tables for n in table[:size]):
@@ -241,7 +241,7 @@ class NodeCollectives:
     def _short_pieces(
         self, parts: Sequence[MemoryRange], start: int, most: int
     ) -> list[tuple[int, int, int]]:
-        """Return (rank, address, bytes) of a round's piece of each short part of another rank."""
+        """Return (rank, address, bytes) of what a round copies of each short part, but not own."""
         return [
             (rank, address + start, min(most, nbytes - start))
             for rank, (address, nbytes) in enumerate(parts)
@@ -249,7 +249,7 @@ class NodeCollectives:
         ]
 
     def _check_tables(self, tables: Sequence[Sequence[int]]) -> int:
-        """Check that each rank expects what the others send; return the longest short part."""
+        """Raise LayoutMismatch if sizes differ; return the bytes of the longest short part."""
         names, longest = self._barrier.headers.names, 0
         for sender, table in enumerate(tables):
             for receiver, nbytes in enumerate(table[: self.size]):
@@ -257,7 +257,7 @@ class NodeCollectives:
                 if nbytes != expected:
                     raise LayoutMismatch(
                         f"all_to_all: rank {names[sender]} sends {nbytes} bytes to rank "
-                        f"{names[receiver]}, which expects {expected}; the splits must agree"
+                        f"{names[receiver]}, which expects {expected}; the sizes must agree"
                     )
                 if nbytes < self._read.least_nbytes:
                     longest = max(longest, nbytes)
@@ -266,17 +266,17 @@ class NodeCollectives:
 
 @lru_cache(maxsize=1024)
 def _in_place_signature(signature: bytes, buffer: int, offset: int) -> bytes:
-    """Return the signature with the position of the elements in a shared buffer."""
+    """Return the signature, extended by the position of the elements in a shared buffer."""
     return op_signature(f"{signature.decode().strip()} in place at {buffer}+{offset}")
 
 
 def copy_if_overlapping(
     sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
 ) -> tuple[Tensor | None, Sequence[MemoryRange]]:
-    """Copy the sources if they overlap a target, so that ranks can read them meanwhile.
+    """Copy the sources if they overlap a target, because ranks read them while targets are written.
 
     Returns:
-        The buffer to keep while ranks read, None if nothing was copied; and the sources to use.
+        The buffer of the copies, to be kept while ranks read, or None; and the sources to use.
     """
     if not _overlap(sources, targets):
         return None, sources
@@ -292,7 +292,7 @@ def copy_if_overlapping(
 def _overlap(sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]) -> bool:
     """Return whether a source overlaps a target; sources may overlap each other."""
     ranges = [(a, a + n, kind) for kind, rs in enumerate((sources, targets)) for a, n in rs if n]
-    ends = [0, 0]  # the highest address so far of the sources, and of the targets
+    ends = [0, 0]  # the highest end so far: of the sources, of the targets
     for begin, end, kind in sorted(ranges):
         if begin < ends[1 - kind]:
             return True

@@ -1,7 +1,7 @@
-"""Send and receive between two ranks of a node, by tag, from a given rank or from any.
+"""Send and receive between two ranks of a node, by tag; the source may be any rank.
 
-A thread that waits for one message moves all messages (``p2p_queues``). A helper thread moves them
-only while no thread waits.
+A thread that waits for one message sends and receives parts of all messages (``p2p_queues``). A
+helper thread does this while no thread waits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from shoal.wire.shm.memory.barrier import PRESENT, SPINS, Barrier, sched_yield
 from shoal.wire.shm.memory.cma import CmaReader
 from shoal.wire.shm.node.p2p_queues import P2PQueues, P2PWork, Rings
 
-_GRACE_SECONDS = 0.001  # before the helper thread acts: mostly the caller is about to wait
+_GRACE_SECONDS = 0.001  # before the helper thread acts, because callers often wait at once
 _AWAKE_SECONDS = 0.1  # how long the helper thread stays awake after the last message
 
 
 class P2P:
     """Sends and receives all messages of one rank.
 
-    Of the barrier only the timeout and the failures are used.
+    It uses the timeout and the failure checks of ``barrier``, but never enters the barrier.
     """
 
     def __init__(
@@ -44,33 +44,33 @@ class P2P:
         return P2PWork(flat, tag, peer=peer, end=end, drive=self._drive)
 
     def send(self, flat: Tensor, peer: int, *, tag: int) -> P2PWork:
-        """Begin to send a message."""
+        """Begin to send a message to ``peer``."""
         work = self._work(flat, tag, peer)
         with self._lock:
             self._queues.send(work, peer)
-        return self._hand_over(work)
+        return self._wake_helper(work)
 
     def receive(
         self, flat: Tensor, peer: int | None, *, tag: int, on_success: Callable[[], None]
     ) -> P2PWork:
-        """Begin to receive a message into ``flat``."""
+        """Begin to receive a message from ``peer``, or from any rank if None, into ``flat``."""
         work = self._work(flat, tag, peer)
         work.on_success = on_success
         with self._lock:
             unexpected = self._queues.post_receive(work)
         if unexpected is not None:
             source, message = unexpected
-            self._drive(message)  # its last cells may still be on their way
+            self._drive(message)  # it may not be complete yet
             message.wait()
             work.peer = source
             error = work.size_error(message.nbytes)
             if error is None:
                 memmove(work.address, message.address, message.nbytes)
             work.finish(error)
-        return self._hand_over(work)
+        return self._wake_helper(work)
 
-    def _hand_over(self, work: P2PWork) -> P2PWork:
-        """Make sure that the helper thread is awake, if the message is not complete."""
+    def _wake_helper(self, work: P2PWork) -> P2PWork:
+        """Wake or start the helper thread, if the message is not complete; return the work."""
         if not work.is_completed():
             self._last_active = time.monotonic()
             if not self._awake:
@@ -84,8 +84,8 @@ class P2P:
         return work
 
     def _drive(self, work: P2PWork, end: float = math.inf) -> None:
-        """Move messages until this one is complete, or until a time."""
-        # Any thread but the main one runs in the background: see Barrier.prepare.
+        """Send and receive messages until this one is complete, or until the time ``end``."""
+        # Only the main thread spins: for other threads see Barrier.prepare.
         spins = SPINS if threading.current_thread() is threading.main_thread() else 0
         self._waiters += 1
         try:
@@ -95,7 +95,7 @@ class P2P:
             self._waiters -= 1
 
     def _progress(self, done: Callable[[], bool], spins: int = 0) -> None:
-        """Move messages; if none moves, spin, then sleep until this rank's bell rings."""
+        """Send and receive what is possible; if nothing is, wait until this rank's bell rings."""
         headers = self._barrier.headers
         bell = headers.bell()
         with self._lock:
@@ -107,7 +107,7 @@ class P2P:
                 break
             sched_yield()
         headers.sleep_until_rung(bell)
-        self._fail_hopeless()
+        self._fail_undeliverable()
 
     def _run(self) -> None:
         idle = self._queues.idle
@@ -123,15 +123,15 @@ class P2P:
             if not self._waiters and not idle():
                 self._progress(idle)
 
-    def _fail_hopeless(self) -> None:
-        """Fail the messages whose other end has died or left, or that have timed out."""
+    def _fail_undeliverable(self) -> None:
+        """Fail the messages whose other rank is dead or has left, or that have timed out."""
         with self._lock:
             pending = list(self._queues.pending())
             failed = [(work, error) for verb, work in pending if (error := self._fault(verb, work))]
-            if self._queues.progress() or not failed:  # some arrived before their sender left
+            if self._queues.progress() or not failed:  # some arrived meanwhile
                 return
             partial = next((error for w, error in failed if self._queues.is_partial(w)), None)
-            if partial is not None:  # the rest would be taken for a message of its own
+            if partial is not None:  # the receiver would take the rest for a new message
                 self._barrier.record_failure(partial)
                 failed = [(work, partial) for _, work in pending]
             for work, error in failed:
@@ -139,18 +139,18 @@ class P2P:
                 work.finish(error)
 
     def _fault(self, verb: str, work: P2PWork) -> FaultError | None:
-        """Return the error of a message that can no longer arrive or has timed out."""
+        """Return the error of a message that cannot be completed or has timed out; else None."""
         peers = self._awaited_peers(work)
         try:
             self._barrier.require_usable()
             self._barrier.check(f"{verb} (tag {work.tag})", peers, work.end)
         except FaultError as error:
-            # if another peer was lost meanwhile, the remaining ones may yet send the message
+            # if one of several peers was lost meanwhile, another may still send the message
             return error if self._awaited_peers(work) == peers else None
         return None
 
     def _awaited_peers(self, work: P2PWork) -> list[int]:
-        """Return the ranks that a message waits for; from any source: those that still live."""
+        """Return the ranks that a message waits for; if from any source, those alive."""
         if work.peer is not None:
             return [work.peer]
         headers = self._barrier.headers
@@ -159,7 +159,7 @@ class P2P:
         return living or others
 
     def stop(self) -> None:
-        """End the helper thread."""
+        """End the helper thread; wait for it at most 5 s."""
         with self._wakeup:
             thread, self._thread, self._stopped = self._thread, None, True
             self._wakeup.notify_all()

@@ -1,13 +1,13 @@
 """The queues of one rank's point-to-point messages, and the rings that the messages go through.
 
-As in MPI there are posted receives and unexpected messages. A message that no receive matches stays
-in its sender's ring, unless it blocks one that is matched: then it moves to a buffer of its own.
-Messages of one sender and tag arrive in the order in which they were sent.
+As in MPI there are posted receives and unexpected messages. A message without a matching receive
+stays in the ring, unless a receive waits for a later message of the same sender; then it is copied
+into a buffer. Messages of one sender and tag arrive in the order in which they were sent.
 
-A long message does not go through the ring if the receiver can read the sender's memory (``cma``):
-the ring only carries its address, and the send is complete when the receiver has read the message.
-A very long one does go through the ring if there is a core for each rank: then one end writes while
-the other reads.
+If the receiver can read the sender's memory (``cma``), the ring carries only the address of a long
+message, and the send is complete when the receiver has read the message. But a very long message
+goes through the ring if there is a core for each rank, because then one rank writes while the other
+one reads.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from shoal.wire.shm.work import Work
 
 Rings = Sequence[Ring | None]  # to or from each rank; None for this rank itself
 Drive = Callable[["P2PWork", float], None]
-_PIPELINED_NBYTES = 2 << 20  # from here on a ring is faster, if each rank has a core of its own
+_PIPELINED_NBYTES = 2 << 20  # above this size a ring is faster, if each rank has its own core
 
 
 class P2PWork(Work):
-    """A message that is being sent or received, from ``peer`` or, if that is None, from any rank.
+    """A message to or from the rank ``peer``; None: a receive from any rank.
 
-    ``drive`` moves messages until this one is complete or until a time; :meth:`wait` calls it.
+    :meth:`wait` calls ``drive``, which sends and receives until this message is complete, or until
+    a time.
 
     Attributes:
-        start: how many bytes have been sent.
-        end: of the timeout, on the monotonic clock.
-        on_success: called when the message is complete, before any waiter goes on.
+        start: number of bytes that have been sent.
+        end: time of ``time.monotonic`` at which the message times out.
+        on_success: called when the message is complete, before waiting threads continue.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class P2PWork(Work):
         self.on_success: Callable[[], None] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is sent or received; raise its error.
+        """Wait until the message is sent or received, and return True; raise its error.
 
         Raises:
-            ExchangeTimeout: not done within ``timeout``; the message continues.
+            ExchangeTimeout: it is not done within ``timeout``; it continues.
         """
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._done and self._drive is not None:
@@ -74,39 +75,39 @@ class P2PWork(Work):
     _source_rank = source_rank
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark as done; without an error call ``on_success`` first."""
+        """Call ``on_success`` if there is no error, then mark the message as done."""
         if error is None and self.on_success is not None:
             self.on_success()
         super().finish(error)
 
     def size_error(self, nbytes: int) -> LayoutMismatch | None:
-        """Return an error if the sender sent another size than this receive expects."""
+        """Return an error if the sender sent another size than this receive expects; else None."""
         if nbytes == self.nbytes:
             return None
         return LayoutMismatch(
             f"receive (tag {self.tag}): rank {self.peer} sent {nbytes} bytes, "
-            f"but the tensor here has {self.nbytes}; both ends need the same size and type"
+            f"but the tensor here has {self.nbytes}; both ranks must use the same size and dtype"
         )
 
 
 class P2PQueues:
-    """All messages of this rank that are not complete; for one thread at a time."""
+    """All messages of this rank that are not complete; only one thread may use it at a time."""
 
     def __init__(self, outgoing: Rings, incoming: Rings, reader: CmaReader) -> None:
         self._incoming, self._read = tuple(incoming), reader
         self._sends = SendQueue(outgoing, reader.least_nbytes)
-        self._lost: set[int] = set()  # sources whose next message cannot be read any more
+        self._lost: set[int] = set()  # sources from which nothing can be received any more
         self._posted: list[P2PWork] = []  # receives that no message has matched yet
-        self._arriving: dict[int, P2PWork] = {}  # by source: the message whose cells are coming
+        self._arriving: dict[int, P2PWork] = {}  # by source: the message that is partly received
         self._unexpected: list[tuple[int, P2PWork]] = []
 
     def send(self, work: P2PWork, peer: int) -> None:
-        """Begin to send."""
+        """Queue a message to ``peer``, and send what is possible now."""
         self._sends.add(work, peer)
         self.progress()
 
     def post_receive(self, work: P2PWork) -> tuple[int, P2PWork] | None:
-        """Begin to receive; or return source and message of a matching unexpected message."""
+        """Post a receive and return None; if an unexpected message matches, return (source, it)."""
         for index, (source, message) in enumerate(self._unexpected):
             if message.tag == work.tag and work.peer in (None, source):
                 return self._unexpected.pop(index)
@@ -115,16 +116,16 @@ class P2PQueues:
         return None
 
     def idle(self) -> bool:
-        """Return whether no message is under way."""
+        """Return whether no message is to be sent or received."""
         return self._sends.idle() and not (self._posted or self._arriving)
 
     def pending(self) -> Iterator[tuple[str, P2PWork]]:
-        """Yield "send" or "receive" and the work, of all messages that are under way."""
+        """Yield ("send" or "receive", work) of all messages that are not complete."""
         yield from (("send", work) for work in self._sends.pending())
         yield from (("receive", work) for work in (*self._posted, *self._arriving.values()))
 
     def is_partial(self, work: P2PWork) -> bool:
-        """Return whether a part of a message has moved, or its address was published."""
+        """Return whether a part of a message was sent or received, or its address was sent."""
         return work.start > 0 or any(work is other for other in self._arriving.values())
 
     def remove(self, work: P2PWork) -> None:
@@ -152,7 +153,7 @@ class P2PQueues:
             self._arriving[source] = work
             error = self._copy_cell(work, cell, source)
             if error is not None:  # the cell is not released, so the send does not complete either
-                self._abandon(source, error)
+                self._stop_receiving_from(source, error)
                 return True
             ring.release()
             moved = True
@@ -161,10 +162,10 @@ class P2PQueues:
                 work.finish(work.size_error(cell.total))
         return moved
 
-    def _abandon(self, source: int, error: FaultError) -> None:
-        """Receive nothing from a rank any more: what follows in its ring cannot be reached.
+    def _stop_receiving_from(self, source: int, error: FaultError) -> None:
+        """Stop receiving from a rank, because the failed message blocks its ring.
 
-        The receive fails, but one from any source waits for another rank.
+        The current receive fails; but if it is from any source, it waits for another rank.
         """
         self._lost.add(source)
         work = self._arriving.pop(source)
@@ -176,7 +177,7 @@ class P2PQueues:
             work.finish(error)
 
     def _copy_cell(self, work: P2PWork, cell: RingCell, source: int) -> FaultError | None:
-        """Copy the bytes of a cell, or those at the address in it, into the tensor if they fit."""
+        """Copy a cell, or the remote message, into the tensor if it fits; return a read error."""
         if cell.start + cell.nbytes > work.nbytes:
             return None
         if not cell.remote_address:
@@ -190,10 +191,10 @@ class P2PQueues:
         return None
 
     def _match(self, source: int, cell: RingCell) -> P2PWork | None:
-        """Return the posted receive that a message matches.
+        """Return the posted receive that matches a message.
 
-        If none matches, but a receive waits for a later message of this source, return a buffer for
-        the unexpected message.
+        If none does, but a receive waits for a later message of this source, return a new work with
+        a buffer for the unexpected message. Else return None.
         """
         end = 0.0
         for work in self._posted:
@@ -202,7 +203,7 @@ class P2PQueues:
                     self._posted.remove(work)
                     work.peer = source
                     return work
-                end = work.end  # this receive is blocked, and its timeout holds for both
+                end = work.end  # this receive waits for a later message; use its timeout for both
         if not end:
             return None
         buffer = torch.empty(cell.total, dtype=torch.uint8)
@@ -212,9 +213,9 @@ class P2PQueues:
 
 
 class SendQueue:
-    """The messages that this rank sends, in order for each receiver; for one thread at a time.
+    """The messages that this rank sends, in order for each receiver; only one thread may use it.
 
-    Receivers read messages from ``least_nbytes`` on from the memory of this process.
+    Receivers read messages of at least ``least_nbytes`` from the memory of this process.
     """
 
     def __init__(self, rings: Rings, least_nbytes: int) -> None:
@@ -222,18 +223,19 @@ class SendQueue:
         crowded = len(self._rings) > usable_cores()
         self._most_nbytes = sys.maxsize if crowded else _PIPELINED_NBYTES
         self._queued: dict[int, deque[P2PWork]] = {}
-        self._published: dict[int, deque[tuple[int, P2PWork]]] = {}  # cell number; by address
+        # by receiver: (cell number, work) of each message whose address was sent
+        self._published: dict[int, deque[tuple[int, P2PWork]]] = {}
 
     def add(self, work: P2PWork, peer: int) -> None:
-        """Queue a message behind the others to the same rank."""
+        """Queue a message after the others to the same rank."""
         self._queued.setdefault(peer, deque()).append(work)
 
     def idle(self) -> bool:
-        """Return whether there is no message."""
+        """Return whether no message is to be sent."""
         return not (self._queued or self._published)
 
     def pending(self) -> Iterator[P2PWork]:
-        """Yield all messages."""
+        """Yield all messages that are not complete."""
         for works in list(self._queued.values()):
             yield from list(works)
         for items in list(self._published.values()):
@@ -278,7 +280,7 @@ class SendQueue:
         return moved
 
     def _finish_read(self, peer: int) -> bool:
-        """Complete the messages that a rank has read by address; return whether there are any."""
+        """Finish the messages that a rank has read by address; return whether there are any."""
         ring, items, moved = self._rings[peer], self._published[peer], False
         while items and ring is not None and ring.is_released(items[0][0]):
             items.popleft()[1].finish()

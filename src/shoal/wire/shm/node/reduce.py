@@ -1,27 +1,28 @@
 """What an all_reduce copies and combines, prepared once for each tensor.
 
-Training reduces the same tensors again and again. Finding the addresses and creating the views anew
-takes Python longer than a processor takes to move a megabyte, above all where ranks share a core
-and find its cache cold. So the rounds of a message are prepared once, and found by its address.
+Training reduces the same tensors again and again. To compute the addresses and create the views in
+Python takes longer than to copy a megabyte. So the rounds of a message are prepared once, and kept
+by the address of the tensor.
 
 A message is reduced in one of two ways:
 
-*One phase*, for short messages and two ranks: every rank combines all elements, one barrier a
-round. *Two phases*, for the others: each rank combines 1/n of a round, which is less work and one
-more barrier. With the pieces a, b, c of three ranks, the slots hold::
+*One phase*, for short messages and for two ranks: every rank combines all elements, and a round has
+one barrier. *Two phases*, for all others: each rank combines 1/n of a round, which is less work but
+needs one more barrier. With the pieces a, b, c of three ranks, the slots contain::
 
     rank    phase 1: written         phase 2: combined
     0       |  -  | x0b | x0c |      | sum a |  x0b  |  x0c  |
     1       | x1a |  -  | x1c |      |  x1a  | sum b |  x1c  |
     2       | x2a | x2b |  -  |      |  x2a  |  x2b  | sum c |
 
-1. Write all pieces but this rank's own into its slot; barrier. Combine this rank's own piece of all
-   ranks into its slot, and copy the result to the tensor.
-2. Write phase 1 of the next round; barrier. Copy the other ranks' results from their slots.
+1. Each rank writes all pieces except its own into its slot; barrier. It combines its own piece from
+   all ranks into its slot, and copies the result to its tensor.
+2. It writes the pieces of the next round into its other slot; barrier. It copies the results of the
+   other ranks from their slots.
 
-Why two slots are enough though round k+2 is written into the slot of round k while other ranks may
-still copy results from it: a rank's own piece has the same position in every round of a message,
-and phase 1 never writes to that position; the rest of the slot has been combined already.
+Round k+2 is written into the slot of round k while other ranks may still copy results from there.
+This is safe: the result of a rank has the same position in every round of a message, and phase 1
+never writes to that position; all other pieces in the slot have already been combined.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from torch import Tensor
 from shoal.wire.shm.memory.buffers import ALIGN, Slots, share_numel, share_range, tensor_at
 from shoal.wire.shm.memory.reduce_ops import Reduction
 
-_SHORT_NBYTES = 1 << 20  # of all ranks: combining these on every rank costs less than a barrier
+_SHORT_NBYTES = 1 << 20  # of all ranks: combining them on every rank is faster than a barrier
 
 MemoryCopy = tuple[int, int, int]  # target address, source address, bytes
 
 
 def copy(copies: Iterable[MemoryCopy]) -> None:
-    """Do some copies."""
+    """Run copies one after the other."""
     for target, source, nbytes in copies:
         memmove(target, source, nbytes)
 
@@ -57,12 +58,12 @@ class PreparedRound(NamedTuple):
 
 
 def prepare_rounds(slots: Slots, tensor: Tensor, op: Reduction) -> list[PreparedRound]:
-    """Prepare the rounds of a message that begins with the slots' next turn.
+    """Return the rounds of an all_reduce whose first round uses the slots of the next turn.
 
     The rounds refer to the tensor's memory by address and do not keep it alive.
     """
     turn = slots.turn
-    with torch.inference_mode(False):  # the views are used again later, in any mode
+    with torch.inference_mode(False):  # the views are also used outside inference mode
         flat = tensor_at(tensor.data_ptr(), tensor.nbytes).view(tensor.dtype)
         rounds = _prepare(slots, flat, op)
     slots.turn = turn
@@ -74,12 +75,13 @@ def _prepare(slots: Slots, flat: Tensor, op: Reduction) -> list[PreparedRound]:
     most = slots.round_nbytes // width
     if size == 2 or flat.nbytes <= min(_SHORT_NBYTES // size, slots.round_nbytes):
         cuts = slots.rounds(numel, most)
-        return [_one_phase_round(slots, flat[at : at + count], op) for at, count in cuts]
-    grain = ALIGN // width * size  # whole cache lines for each piece
+        return [_one_phase_round(slots, flat[start : start + count], op) for start, count in cuts]
+    grain = ALIGN // width * size  # elements, so that each piece has whole cache lines
     most = most // grain * grain
     share = share_numel(-(-numel // -(-numel // most)), size, width=width)
     cuts = slots.rounds(numel, share * size)
-    return [_two_phase_round(slots, flat[at : at + count], op, share=share) for at, count in cuts]
+    parts = (flat[start : start + count] for start, count in cuts)  # each begins the next turn
+    return [_two_phase_round(slots, part, op, share=share) for part in parts]
 
 
 def _one_phase_round(slots: Slots, part: Tensor, op: Reduction) -> PreparedRound:
@@ -111,6 +113,6 @@ def _two_phase_round(slots: Slots, part: Tensor, op: Reduction, *, share: int) -
 
 
 def _combine_and_copy(combine: Callable[[], None], result: MemoryCopy) -> None:
-    """Combine, and copy the result while it is in this core's cache."""
+    """Combine, and copy the result to the tensor while it is in the cache of this core."""
     combine()
     memmove(*result)
