@@ -192,9 +192,9 @@ def test_a_full_disk_on_one_worker_is_told_to_all(tmp_path: Path) -> None:
 
 
 DIFFERENCES = {
-    "name": "shared/w0 is float32[3, 4] on rank 0, absent on 1",
-    "shape": "shared/w is float32[2] on rank 0, float32[3] on 1",
-    "dtype": "shared/w is float32[2] on rank 0, float64[2] on 1",
+    "name": "shared/w0 is float32[3, 4] on rank 0, but absent on rank 1",
+    "shape": "shared/w is float32[2] on rank 0, but float32[3] on rank 1",
+    "dtype": "shared/w is float32[2] on rank 0, but float64[2] on rank 1",
     "scalar": "a number, string or key on rank 1 is not equal to that of rank 0",
     "unsavable": "shared/w: a set cannot be saved",
     "mine": "a DTensor belongs to several workers; put it in shared",
