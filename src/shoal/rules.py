@@ -294,7 +294,7 @@ def advice(s: Techniques) -> tuple[str, ...]:
     texts, traits = [], s.compression.traits
     needs_no_feedback = Trait.CONSERVING | Trait.ELEMENTWISE | Trait.UNBIASED
     if Trait.CONTRACTIVE in traits and not traits & needs_no_feedback:
-        better = f"error_feedback({s.compression}) keeps it and converges better"
+        better = f"error_feedback({s.compression}) converges better, because it sends it later"
         texts.append(f"{s.compression} discards the part that it does not send: {better}")
     if Trait.MOMENTUM in traits:
         texts.append(f"{s.compression} applies momentum itself: use SGD(momentum=0), not Adam")

@@ -101,7 +101,7 @@ def test_an_unknown_style_offers_the_nearest() -> None:
             2,
             r"Linear, because it does not define.*instead: give it.*pipe_stages",
         ),
-        (lambda: gpt(8, layers=2), 3, r"2 blocks, fewer than stages; instead: pipe\(2\)"),
+        (lambda: gpt(8, layers=2), 3, r"only 2 blocks; instead: use at most pipe\(2\)"),
         (lambda: mlp(4, 4, layers=2), 3, r"this model has only 2; instead: use at most pipe\(2\)"),
         (
             lambda: Declared(cut=[["wide"]]),
