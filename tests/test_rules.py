@@ -41,7 +41,7 @@ REJECTED = [
     ("data(1), local(4)", "no peer to agree with", "data(1)"),
     ("data(1), ring", "no peer to agree with", "data(2), ring"),
     ("data(1), parameter_server, asp", "no peer to agree with", "data(1)"),
-    ("error_feedback(exact)", "nothing is lost", "exact"),
+    ("error_feedback(exact)", "loses nothing", "exact"),
     ("error_feedback(error_feedback(topk(0.1)))", "own residual", "error_feedback(topk(0.1))"),
 ]
 
