@@ -74,7 +74,7 @@ def test_a_table_counts_what_copies_say_once() -> None:
 
 def test_resuming_without_a_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_RESUME", "1")
-    with pytest.raises(UsageError, match=r"--resume, but there is no checkpoint directory.*give"):
+    with pytest.raises(UsageError, match=r"--resume cannot restore.*no checkpoint directory: name"):
         alone()
 
 

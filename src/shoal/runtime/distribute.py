@@ -82,8 +82,8 @@ def distribute(
     for name, (module, used) in models.items():
         module.to(world.device)
         _broadcast_weights(module, world)
-        source = _place(module, used, context)
-        replicas[name] = Replica(source, used, context, wire(source, used, context))
+        model_part = _place(module, used, context)
+        replicas[name] = Replica(model_part, used, context, wire(model_part, used, context))
     run = Run(replicas, loss=loss, context=context)
     _announce(run, auto=(strategy or os.environ.get(env.STRATEGY) or AUTO) == AUTO)
     run.checkpointer.resume()

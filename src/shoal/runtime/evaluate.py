@@ -61,7 +61,7 @@ def evaluate(
         for batch in loader:
             if loader.mine == 0 and not context.strategy.partition.cuts:
                 continue
-            result = compute_loss(replica.source.call, move(batch, context.world.device), loss)
+            result = compute_loss(replica.model_part.call, move(batch, context.world.device), loss)
             values = [float(result.loss), *(_measure(n, m, result) for n, m in metrics.items())]
             if loader.mine:
                 sums += torch.tensor([*values, 1.0], dtype=torch.float64) * loader.mine

@@ -51,7 +51,7 @@ class Run:
         self.stats = StepStats(weighted=weighted(s), together=together, shards=s.partition.shard)
         self.updater = Updater(context, self.stats)
         self._closed = False
-        self._staged = any(r.source.pipeline is not None for r in self.replicas.values())
+        self._staged = any(r.model_part.pipeline is not None for r in self.replicas.values())
 
     @property
     def rank(self) -> int:
@@ -124,7 +124,7 @@ class Run:
 
     def _run_pipeline(self, replica: Replica, batch: Any) -> None:
         """Run forward and backward of the micro-batches through the stages of the model."""
-        pipeline = replica.source.pipeline
+        pipeline = replica.model_part.pipeline
         if pipeline is None or self.loss is None:
             raise UsageError("a pipeline needs loss=...: the last stage computes it")
         samples = self._open(batch)

@@ -54,18 +54,20 @@ def weighted(strategy: Strategy) -> bool:
 
 
 def wire(
-    source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
+    model_part: ReplicatedModel | ShardedModel,
+    optimizer: torch.optim.Optimizer,
+    context: RunContext,
 ) -> Wire:
     """Return the wire that a strategy needs between the workers of a context."""
     strategy, index = context.strategy, context.replica_index
     if index.workers > 1 and strategy.coordination.via == "server":
         from shoal.runtime.remote.client import connect_to_servers
 
-        return connect_to_servers(source, optimizer, context)
+        return connect_to_servers(model_part, optimizer, context)
     if index.workers > 1 and not strategy.synchrony.waits:
         from shoal.runtime.remote.pairs import PairWire
 
-        return PairWire(source.trainable(), context)
+        return PairWire(model_part.trainable(), context)
     return collective(strategy, index, context.group)
 
 

@@ -54,7 +54,7 @@ class Updater:
         norm = None if skip or defers else self._norm(replica, number)
         skip = skip or (norm is not None and not math.isfinite(norm))
         if norm is not None and not skip and self.context.settings.clip:
-            replica.source.clip(self.context.settings.clip, norm)
+            replica.model_part.clip(self.context.settings.clip, norm)
         if skip:
             replica.skip()
         waited = replica.finish(_no_update if skip else replica.optimizer.step)
@@ -108,7 +108,7 @@ class Updater:
         settings = self.context.settings
         if settings.clip is None and settings.nonfinite == "stop":
             return None
-        norm = replica.source.norm()
+        norm = replica.model_part.norm()
         if not math.isfinite(norm):
             self._stop_or_skip("the gradient", number, [])
         return norm
@@ -138,7 +138,7 @@ class Updater:
 
 def _warn_unused(replica: Replica) -> None:
     """Name the parameters that the first step did not reach, unless it reached none."""
-    trainable = replica.source.trainable()
+    trainable = replica.model_part.trainable()
     unused = [name for name, p in trainable.items() if p.grad is None]
     if unused and len(unused) < len(trainable):
         more = f" and {len(unused) - 8} more" if len(unused) > 8 else ""

@@ -41,7 +41,7 @@ class EarlyGradients(OverlappedGradients):
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        model = setup.source.model
+        model = setup.model_part.model
         self._waiting: set[str] = set()  # parameters whose update is still to come
         self._unused: set[str] = set()  # without a gradient on this worker
         self._unused_everywhere: Callable[[], set[str]] = set

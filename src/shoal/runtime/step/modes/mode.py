@@ -46,14 +46,14 @@ class ModeSetup:
     """What a mode is built from.
 
     Args:
-        source: the model that this rank trains.
+        model_part: the model that this rank trains.
         optimizer: the user's optimizer.
         wire: answers the asks of flows.
         context: the run.
         timed: whether exchanges take time, which some compressors measure.
     """
 
-    source: ModelPart
+    model_part: ModelPart
     optimizer: torch.optim.Optimizer
     wire: TracedWire
     context: RunContext
@@ -78,13 +78,13 @@ class ModeSetup:
     @cached_property
     def sparse(self) -> dict[str, Tensor]:
         """The parameters whose gradients are exchanged as sparse rows."""
-        ids = sparse_parameters(self.source.model, self.context.strategy)
-        return {n: p for n, p in self.source.trainable().items() if id(p) in ids}
+        ids = sparse_parameters(self.model_part.model, self.context.strategy)
+        return {n: p for n, p in self.model_part.trainable().items() if id(p) in ids}
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
         """The other trainable parameters, in forward order."""
-        return {n: p for n, p in self.source.trainable().items() if n not in self.sparse}
+        return {n: p for n, p in self.model_part.trainable().items() if n not in self.sparse}
 
     @cached_property
     def reports(self) -> OwnReport:

@@ -54,7 +54,7 @@ class OverlappedGradients(Mode):
             self.planner = Replanning(self.engine, timer, setup.context)
         self._sends_factors = Trait.FACTORS in self.exchange.compressor.traits
         factored = self.parameters if self._sends_factors else {}
-        self.exchange.factors = self.factors = Factors(setup.source.model, factored)
+        self.exchange.factors = self.factors = Factors(setup.model_part.model, factored)
 
     def begin(self, step: int) -> None:
         """Start to measure the step, where the schedule needs that."""

@@ -43,7 +43,7 @@ class PushMode(Mode):
         A parameter without a gradient is not pushed: the servers' momentum must not move it. A
         skipped step pushes nothing, but still advances this worker's clock.
         """
-        self.setup.source.collect(self.exchange)
+        self.setup.model_part.collect(self.exchange)
         used = {name for name, p in self.parameters.items() if p.grad is not None}
         model = yield Push(self.exchange.messages(used))
         with torch.no_grad():
@@ -57,7 +57,7 @@ class PushMode(Mode):
         """Copy the servers' model into this one; return the addresses that were written."""
         if self.left:
             return frozenset()
-        return {t.data_ptr() for t in pull(self.server, self.setup.source).values()}
+        return {t.data_ptr() for t in pull(self.server, self.setup.model_part).values()}
 
     def optimizer_state(self, own: State) -> State:
         """Return the servers' optimizer state, with this worker's hyper-parameters."""
@@ -77,5 +77,5 @@ class PushMode(Mode):
         """Wait for the last push of every worker, then copy the servers' state."""
         if not self.left:
             wait_for_pushes(self.server, self.setup.context)
-            take_over(self.server, self.setup.source, self.setup.optimizer)
+            take_over(self.server, self.setup.model_part, self.setup.optimizer)
             self.left = True

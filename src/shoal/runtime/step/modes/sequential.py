@@ -18,16 +18,16 @@ class SequentialGradients(Mode):
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
         self.exchange = setup.exchange()
-        self.source, self.workers = setup.source, setup.index.workers
+        self.model_part, self.workers = setup.model_part, setup.index.workers
 
     def averaging(self) -> Asks:
         """Average every bucket."""
         if self.workers == 1:
             return
-        self.source.collect(self.exchange)
+        self.model_part.collect(self.exchange)
         for index in range(len(self.exchange.buckets)):
             yield from self.exchange.flow(index)
-        self.source.deliver(self.exchange)
+        self.model_part.deliver(self.exchange)
 
     def closing(self, apply: Apply) -> Asks:
         """Update with the averaged gradient."""
