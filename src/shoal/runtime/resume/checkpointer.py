@@ -186,7 +186,7 @@ class Checkpointer:
             if self.context.world.env.generation > 0:  # a restart of a run without checkpoints
                 return
             raise UsageError(
-                "--resume cannot restore, because the run has no checkpoint directory: name one with "
+                "--resume cannot restore, because there is no checkpoint directory: name one with "
                 "shoal run --checkpoint or distribute(checkpoint=...)"
             )
         if not self.restore() and self.context.world.is_main:

@@ -157,7 +157,7 @@ class Replica:
                     tensor.copy_(old)
 
     def leave(self) -> None:
-        """End the run for this worker, after the peers that still need it."""
+        """End the run for this worker; first answer peers until all workers are done."""
         self.mode.close()
         self.mode.leave()
         self.wire.leave()
