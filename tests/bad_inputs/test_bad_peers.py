@@ -91,7 +91,7 @@ def test_of_different_starts_rank_0s_is_taken_and_told() -> None:
     (first, silent), (second, text) = run_workers(2, _start_apart)
     assert first == second
     assert silent == []
-    assert text == ["rank 1 had other weights than rank 0: it now has rank 0's"]
+    assert text == ["rank 1 had other weights than rank 0, and now uses the weights of rank 0"]
 
 
 def _nan_on_one(policy: str) -> tuple[list[bool], list[float], str]:

@@ -113,7 +113,9 @@ def test_which_model_is_asked_in_the_name_of_the_call_made() -> None:
         "update": lambda: run.update(),
     }
     for name, call in calls.items():
-        with pytest.raises(UsageError, match=rf"run\.{name}: which model of g, d\?.*update\('g'\)"):
+        with pytest.raises(
+            UsageError, match=rf"run\.{name} needs one model, .* g, d: .*update\('g'\)"
+        ):
             call()
 
 

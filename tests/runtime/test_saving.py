@@ -180,7 +180,7 @@ def test_a_scheduler_goes_on(scheduled: str, tmp_path: Path) -> None:
 
 
 def test_what_is_stateful_must_have_a_state() -> None:
-    with pytest.raises(BadArgument, match=r"'scheduler': int.*no state_dict"):
+    with pytest.raises(BadArgument, match=r"'scheduler': int.*no method state_dict"):
         start(stateful={"scheduler": 3})
     with pytest.raises(BadArgument, match="a dict"):
         start(stateful=[3])
