@@ -92,7 +92,7 @@ def test_a_count_is_a_whole_number_from_one_up(name: str, value: Any) -> None:
         ({"acumulate": 2}, "unknown option of distribute 'acumulate': did you mean accumulate"),
         ({"nonfinite": "skp"}, "unknown nonfinite policy 'skp': did you mean skip"),
         ({"backend": "mpi"}, "unknown backend 'mpi': choose one of: gloo, nccl"),
-        ({"logger": 3}, r"logger=3: the logger must have a method log\(metrics, step\)"),
+        ({"logger": 3}, r"logger=3: must have a method log\(metrics, step\)"),
         ({"loss": "mse"}, r"loss='mse': must be a function \(output, target\)"),
         ({"checkpoint": 3}, "checkpoint=3: must be the path of a directory"),
         ({"checkpoint": ""}, "checkpoint='': must be the path of a directory"),
@@ -183,7 +183,7 @@ def test_several_models_come_in_pairs() -> None:
     model = nn.Linear(4, 2)
     frozen = nn.Linear(4, 2).requires_grad_(False)
     for models, expected in (
-        ({}, "several models need one argument"),
+        ({}, "several models need one dict"),
         ({"g": model}, r"'g' is Linear, not \(model, optimizer\)"),
         ({"g": (model,)}, r"'g' is tuple, not \(model, optimizer\)"),
         ({"g": (model, None)}, "the optimizer is missing"),

@@ -91,7 +91,7 @@ def test_of_different_starts_rank_0s_is_taken_and_told() -> None:
     (first, silent), (second, text) = run_workers(2, _start_apart)
     assert first == second
     assert silent == []
-    assert text == ["rank 1 had other weights than rank 0, and now uses the weights of rank 0"]
+    assert text == ["rank 1 now uses the weights of rank 0, because its own were different"]
 
 
 def _nan_on_one(policy: str) -> tuple[list[bool], list[float], str]:

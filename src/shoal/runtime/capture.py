@@ -153,9 +153,7 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
             to_meta(model, optimizer)
         return end.captured
     except SystemExit as end:
-        raise UsageError(
-            f"{name} exited with {end.code!r} before its first step: pass the arguments it needs"
-        ) from end
+        raise UsageError(f"{name} exited with {end.code!r} before its first step") from end
     except RuntimeError as error:
         if "meta tensor" not in str(error):
             raise
@@ -170,10 +168,7 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
 
 @contextmanager
 def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Set ``sys.argv`` and ``sys.path`` as ``python script`` does, and SHOAL_MODE=capture.
-
-    At the end of the block, the old values are set again.
-    """
+    """For a block, set ``sys.argv`` and ``sys.path`` as Python does, and SHOAL_MODE=capture."""
     argv, path, mode = sys.argv, list(sys.path), os.environ.get(MODE)
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
@@ -251,10 +246,7 @@ def _moved(value: Any) -> Any:
 
 
 def to_meta(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Move all parameters to the meta device in place, and replace them in the optimizer.
-
-    Parameters that were created outside a module are not on the meta device before.
-    """
+    """Move all parameters to the meta device in place, also those in the optimizer's groups."""
     before = dict(model.named_parameters())
     model.to(META)
     moved = {id(before[name]): p for name, p in model.named_parameters()}

@@ -60,10 +60,7 @@ class RunContext:
         return self.world.size // self.data_shard.count
 
     def write_timeline(self, model: str) -> None:
-        """Write this rank's timeline into the run's directory, where the launcher reads it.
-
-        ``model`` is the name of the model. Nothing is written without a launcher.
-        """
+        """Write this rank's timeline for the launcher, if there is one; ``model`` is a name."""
         directory = os.environ.get(env.DIRECTORY)
         if directory:
             facts = {"strategy": repr(self.strategy), "workers": self.world.size, "model": model}
@@ -71,8 +68,5 @@ class RunContext:
 
     @cached_property
     def group(self) -> dist.ProcessGroup | None:
-        """The process group of the ranks that hold the same part of every replica.
-
-        None: the default group.
-        """
+        """The group of the ranks that hold the same part of every replica; None: all ranks."""
         return None if self.mesh is None else self.mesh["dp_replicate"].get_group()

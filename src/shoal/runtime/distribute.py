@@ -165,7 +165,7 @@ def _broadcast_weights(module: nn.Module, world: World) -> None:
         tensor.copy_(dense)
     if differs:
         log.info(
-            "rank %d had other weights than rank 0, and now uses the weights of rank 0", world.rank
+            "rank %d now uses the weights of rank 0, because its own were different", world.rank
         )
 
 

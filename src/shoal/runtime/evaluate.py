@@ -40,9 +40,7 @@ def evaluate(
     loss: Loss | None,
     metrics: Mapping[str, Metric],
 ) -> dict[str, float]:
-    """Return the mean loss and the mean metrics over a dataset; each sample counts once.
-
-    All ranks must call it together.
+    """Return the mean loss and metrics over a dataset; all ranks must call it together.
 
     Args:
         replica: its agreed model is evaluated.
@@ -55,9 +53,7 @@ def evaluate(
     context = replica.context
     size = max(check_int("batch_size", batch_size, least=1), context.data_shard.count)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "batch_size=.* exceeds"
-        )  # one batch may contain the whole dataset
+        warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch is enough here
         loader = make(dataset, size, share=context.data_shard, shuffle=False)
     names = ["loss", *metrics]
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
@@ -88,9 +84,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _check_metrics(metrics: Any) -> None:
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise UsageError(
-            f"metrics={metrics!r}: must be functions by name: {{'accuracy': accuracy}}"
-        )
+        raise UsageError(f"metrics={metrics!r}: must be functions by name, {{'mae': mae}}")
     if "loss" in metrics:
         raise UsageError("the metric 'loss' is built in: give your metric another name")
 

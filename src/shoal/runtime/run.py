@@ -126,9 +126,7 @@ class Run:
         """Run forward and backward of all micro-batches through the pipeline."""
         pipeline = replica.model_part.pipeline
         if pipeline is None or self.loss is None:
-            raise UsageError(
-                "a pipeline needs distribute(loss=...): its last stage computes the loss"
-            )
+            raise UsageError("a pipeline needs loss=..., because its last stage computes it")
         samples = self._open(batch)
         stats, workers = self.stats, self.context.data_shard.count
         start = time.perf_counter()
@@ -247,9 +245,7 @@ class Run:
             return self.checkpointer.save(path)
 
     def restore(self, path: str | PathLike[str] | None = None) -> bool:
-        """Load the newest undamaged checkpoint; return whether there was one.
-
-        All ranks must call it together.
+        """Load the newest undamaged checkpoint; return False if there is none.
 
         Args:
             path: a directory with a checkpoint, or one checkpoint; by default the run's own
@@ -271,10 +267,7 @@ class Run:
         self.updater.check_deferred()
 
     def close(self) -> None:
-        """Finish deferred updates, save if ``checkpoint`` is set, and write the timeline.
-
-        All ranks must call it, once, after the last step; ``with run:`` does.
-        """
+        """End the run on this rank: finish updates, save if ``checkpoint`` is set, leave."""
         if self._closed:
             return
         self._closed = True

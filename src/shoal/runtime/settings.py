@@ -80,9 +80,7 @@ class Settings:
         if self.backend not in (None, *BACKENDS):
             raise UnknownName("backend", str(self.backend), BACKENDS)
         if self.logger is not None and not callable(getattr(self.logger, "log", None)):
-            raise BadArgument(
-                f"logger={self.logger!r}", "the logger must have a method log(metrics, step)"
-            )
+            raise BadArgument(f"logger={self.logger!r}", "must have a method log(metrics, step)")
         _check_stateful(self.stateful)
         if self.checkpoint is not None:
             _check_directory(self.checkpoint)
@@ -103,16 +101,12 @@ class Settings:
 
 def _check_stateful(stateful: object) -> None:
     if not isinstance(stateful, Mapping):
-        raise BadArgument(
-            f"stateful={stateful!r}", "must be a dict, such as {'scheduler': scheduler}"
-        )
+        raise BadArgument(f"stateful={stateful!r}", "must be a dict, {'scheduler': scheduler}")
     for name, value in stateful.items():
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(value, method, None)):
                 kind = type(value).__name__
-                raise BadArgument(
-                    f"stateful={{{name!r}: {kind}}}", f"the object has no method {method}()"
-                )
+                raise BadArgument(f"stateful={{{name!r}: {kind}}}", f"it has no method {method}()")
 
 
 def _check_directory(path: object) -> None:

@@ -20,9 +20,7 @@ def read_models(model: Any, optimizer: Any) -> Models:
     """Return {name: (model, optimizer)}; raise if a model or an optimizer is invalid."""
     if isinstance(model, Mapping):
         if optimizer is not None or not model:
-            raise UsageError(
-                "several models need one argument: distribute({name: (model, optimizer)})"
-            )
+            raise UsageError("several models need one dict: {name: (model, optimizer)}")
         for name, pair in model.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 kind = type(pair).__name__

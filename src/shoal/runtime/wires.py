@@ -120,7 +120,7 @@ def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route |
 def route_plans(
     collective: Collective, index: ReplicaIndex, group: Group
 ) -> Callable[[Tensor], RoutePlan]:
-    """Return a function from a flat tensor to the route plan that sums it.
+    """Return a function from a flat tensor to the plan of the route that sums it.
 
     Torch's own all-reduce has no messages that could be queued, so a tree is used instead of it.
     """
@@ -151,8 +151,7 @@ class RouteTuner:
     """Sums tensors over a group; chooses a route when a tensor of a new size arrives.
 
     1. Before the first message, it measures the network, if the choice depends on it.
-    2. Before the first message of each size (rounded to a power of four), it times the contenders
-       that the collective offers, if any.
+    2. Before the first message of a size (rounded to a power of four), it times the contenders.
 
     All workers send messages in the same order and reduce their measurements, so all choose the
     same route. A choice that was read from a file is compared between workers, because hosts may
@@ -238,6 +237,4 @@ def power_of_four(nbytes: int) -> int:
     >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
     (4, 16)
     """
-    return 1 << 2 * min(
-        12, max(nbytes, 1).bit_length() // 2
-    )  # integers, so that all hosts get the same
+    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # exact on all hosts

@@ -71,7 +71,7 @@ def test_it_measures_tries_keeps_and_then_leaves_well_alone() -> None:
     played.settle()
     whys = [planned.why for _, planned in played.chosen]
     assert whys[1].startswith("the link is measured; a message takes")
-    assert whys[-1].startswith("chosen from")
+    assert whys[-1].startswith("best of")
     changes = len(played.chosen)
     played.settle()
     assert len(played.chosen) == changes

@@ -35,8 +35,7 @@ class Checkpointer:
         drain: a function that finishes pending updates of all models.
 
     Attributes:
-        random_state: the state of the random generators from the restored checkpoint, until it is
-            set at the next batch or step; None if nothing is to be set.
+        random_state: state of the random generators to set at the next batch or step, or None.
     """
 
     def __init__(
@@ -165,11 +164,7 @@ class Checkpointer:
         except CheckpointError as error:
             if self.context.world.is_main:
                 step = self.position.steps
-                log.error(
-                    "the checkpoint of step %d was not saved, but training continues: %s",
-                    step,
-                    error,
-                )
+                log.error("step %d was not saved, but training continues: %s", step, error)
 
     def save_last(self) -> None:
         """Save at the end of the run, unless nothing was trained since the last save."""
@@ -190,10 +185,7 @@ class Checkpointer:
                 "shoal run --checkpoint or distribute(checkpoint=...)"
             )
         if not self.restore() and self.context.world.is_main:
-            log.info(
-                "%s has no checkpoint: the run starts at step 0",
-                self._directory,
-            )
+            log.info("%s has no checkpoint: the run starts at step 0", self._directory)
 
     def _root(self, path: str | os.PathLike[str] | None) -> Path:
         """Return ``path``, or the run's own directory if it is None."""

@@ -2,8 +2,7 @@
 
 A checkpoint contains:
 
-* once for all workers: the agreed model and, if it is the same on all workers, the optimizer
-  state;
+* once: the agreed model and, if it is the same on all workers, the optimizer state;
 * for each rank: the state of its mode, its random state, its buffers, the script's ``stateful``
   objects and, if replicas differ, its parameters and its optimizer state.
 
@@ -135,9 +134,8 @@ class Restorer:
     @property
     def _own_part(self) -> Mapping[str, Any] | None:
         """This rank's saved state, if the number of ranks and the partition are as when saved."""
-        *_, saved_partition = self.loaded.meta["memory"]
-        *_, partition = state_compatibility_key(self.context)
-        return self.own if saved_partition == partition else None
+        same_partition = self.loaded.meta["memory"][-1] == state_compatibility_key(self.context)[-1]
+        return self.own if same_partition else None
 
     def _all_parts(self) -> list[Mapping[str, Any]]:
         """Return the own state of each rank that saved; read it from the files only once."""
@@ -181,35 +179,23 @@ class Restorer:
             if name in saved:
                 each.load_state_dict(_match_types(each.state_dict(), saved[name]))
             elif self.context.world.is_main:
-                log.warning(
-                    "the stateful object %s is not in the checkpoint, so its state is not changed",
-                    name,
-                )
+                log.warning("%s is not in the checkpoint, so its state is not changed", name)
 
     def log_changes(self) -> None:
         """Log what differs between the run that saved the checkpoint and this run."""
         meta, strategy = self.loaded.meta, repr(self.context.strategy)
         if self.own is None:
             size = self.context.world.size
-            log.info(
-                "the checkpoint was saved by %d ranks, this run has %d", self.loaded.size, size
-            )
+            log.info("%d ranks saved the checkpoint, this run has %d", self.loaded.size, size)
         if meta["strategy"] != strategy:
-            log.info(
-                "the checkpoint was saved with the strategy %s, this run uses %s",
-                meta["strategy"],
-                strategy,
-            )
+            log.info("saved with the strategy %s, this run uses %s", meta["strategy"], strategy)
         for name in self.dropped:
             log.warning("%s: the mode's state is dropped: it does not fit this strategy", name)
 
 
 @torch.no_grad()
 def _copy_matching(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy each value into the target of the same name, in place, if the shapes are equal.
-
-    Other values are ignored: a buffer that caches something may be missing or have grown.
-    """
+    """Copy each value into the target of the same name, in place, if the shapes are equal."""
     for name, value in values.items():
         if name in targets and targets[name].shape == value.shape:
             targets[name].copy_(value)

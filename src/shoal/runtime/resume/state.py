@@ -23,10 +23,7 @@ State = dict[str, Any]
 
 
 def model_state(model_part: ModelPart) -> dict[str, Tensor]:
-    """Return all parameters and saved buffers; all ranks of a sharded model must call it together.
-
-    The tensors share memory with a model that is not sharded.
-    """
+    """Return the whole model's ``state_dict``; ranks of a sharded model must call it together."""
     if isinstance(model_part, ShardedModel):
         from shoal.runtime.parallel import full_state
 
@@ -35,10 +32,7 @@ def model_state(model_part: ModelPart) -> dict[str, Tensor]:
 
 
 def model_layout(model_part: ModelPart) -> dict[str, Tensor]:
-    """Return a tensor of the right shape and dtype for each name in :func:`model_state`.
-
-    It does not communicate. For a sharded model these are meta tensors, which have no values.
-    """
+    """Return a tensor of the right shape and dtype for each name; meta tensors if sharded."""
     if isinstance(model_part, ShardedModel):
         entries = model_part.parallel.entries
         return {e.name: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in entries}
@@ -81,8 +75,7 @@ def optimizer_state(
 ) -> State:
     """Return an optimizer's state and hyper-parameters, by parameter name.
 
-    With ``whole``, tensors that are sharded are gathered first, so all ranks that hold a part of
-    them must call this function together.
+    With ``whole``, sharded tensors are gathered: all ranks that hold a part must call it together.
     """
     names = _names(optimizer, parameters)
     state = {
@@ -120,8 +113,7 @@ def check_optimizer(
     """Raise if a saved state does not fit this optimizer; change nothing.
 
     Raises:
-        CheckpointMismatch: the class of the optimizer, the number of groups or the parameters in
-            a group differ; the message names the first difference.
+        CheckpointMismatch: the class, the groups or their parameters differ; it says which.
     """
     kind = type(optimizer).__name__
     if state["kind"] != kind:
@@ -132,23 +124,20 @@ def check_optimizer(
     if len(state["groups"]) != len(optimizer.param_groups):
         raise CheckpointMismatch(
             f"the checkpoint's optimizer has {len(state['groups'])} parameter groups, this one "
-            f"{len(optimizer.param_groups)}: build the optimizer with the groups that it had when "
-            "it was saved"
+            f"{len(optimizer.param_groups)}: build the optimizer with the groups that were saved"
         )
     names = _names(optimizer, parameters)
     groups = zip(optimizer.param_groups, state["groups"], strict=True)
     for index, (group, saved) in enumerate(groups):
         own = {names[id(p)] for p in group["params"]}
-        saved_names = (
-            parameters.keys() & saved["params"]
-        )  # a pipeline stage holds only some of them
+        saved_names = parameters.keys() & saved["params"]  # a pipeline stage holds only some
         if differing := sorted(own ^ saved_names):
             owner, other = "this optimizer", "the checkpoint's optimizer"
             if differing[0] not in own:
                 owner, other = other, owner
             raise CheckpointMismatch(
                 f"{differing[0]} is in group {index} of {owner}, but not in group {index} of "
-                f"{other}: build the optimizer with the groups that it had when it was saved"
+                f"{other}: build the optimizer with the groups that were saved"
             )
 
 
@@ -171,25 +160,22 @@ def load_optimizer(
             values = state["state"].get(names[id(p)])
             if values is not None:
                 optimizer.state[p] = {
-                    k: _copy_for(p, v, to_parameter_device=k != "step" or on_device)
+                    k: _copy_for(p, v, to_device=k != "step" or on_device)
                     for k, v in values.items()
                 }
     optimizer.state.update(state["extra"])
 
 
-def _copy_for(parameter: Tensor, value: Any, *, to_parameter_device: bool) -> Any:
-    """Return a saved value for this parameter's optimizer state, with its tensors copied.
+def _copy_for(parameter: Tensor, value: Any, *, to_device: bool) -> Any:
+    """Return a saved value with its tensors copied.
 
-    With ``to_parameter_device`` a tensor goes to the parameter's device and, if it has the shape of
-    a sharded parameter, it is sharded in the same way.
+    With ``to_device`` they go to the parameter's device; a tensor of its shape is sharded like it.
     """
     if isinstance(value, list | tuple):  # LBFGS has lists of tensors in its state
-        return type(value)(
-            _copy_for(parameter, v, to_parameter_device=to_parameter_device) for v in value
-        )
+        return type(value)(_copy_for(parameter, v, to_device=to_device) for v in value)
     if not isinstance(value, Tensor):
         return value
-    if not to_parameter_device:
+    if not to_device:
         return value.clone()
     moved = value.to(parameter.device, copy=True)
     if moved.shape != parameter.shape:
@@ -222,7 +208,7 @@ def local_buffers(model_part: ModelPart) -> dict[str, Tensor]:
 
 
 def state_compatibility_key(context: RunContext) -> list[str]:
-    """Return the texts that must be equal when a mode's state is saved and when it is loaded.
+    """Return texts that must be the same when a mode's state is saved and when it is loaded.
 
     They are the compressor, the schedule (if it slices tensors, else ""), and the partition.
     """
@@ -232,9 +218,6 @@ def state_compatibility_key(context: RunContext) -> list[str]:
 
 
 def replica_coordinates(context: RunContext) -> list[int]:
-    """Return this rank's coordinates [pp, dp_shard, tp] in the mesh; [] without a mesh.
-
-    Ranks with equal coordinates hold the same part of a replica, so their states can be averaged.
-    """
+    """Return this rank's [pp, dp_shard, tp] in the mesh; [] if each rank holds a whole model."""
     mesh, axes = context.mesh, ("pp", "dp_shard", "tp")
     return [] if mesh is None else [mesh[axis].get_local_rank() for axis in axes]

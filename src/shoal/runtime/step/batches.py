@@ -137,7 +137,7 @@ class Batches:
     def _sum(self, samples: int, group: dist.ProcessGroup, *, copies: int) -> Callable[[], int]:
         """Start an all-reduce of ``samples``; return a function that waits for the total.
 
-        Each sample is read by ``copies`` ranks of the group, and counts once.
+        Each sample is read by ``copies`` ranks of the group, but counts once.
         """
         number = torch.tensor(float(samples), dtype=torch.float64)
         work = dist.all_reduce(number, group=group, async_op=True)

@@ -3,8 +3,7 @@
 Gradients are stored in flat buffers, and each parameter's ``.grad`` becomes a view of its buffer:
 
 1. a hook runs when a gradient has been computed; large gradients are copied into the buffer now;
-2. when the last gradient of a bucket is computed, the rest is copied and the bucket's flow starts:
-   it issues its first ask;
+2. when all gradients of a bucket are computed, the rest is copied, and its flow starts (asks once);
 3. buckets start in plan order, so that every rank enters its collectives in the same order;
 4. after backward, `settle` waits for the answers, most of which have arrived by then.
 
@@ -55,9 +54,7 @@ class Engine:
         self.exchange, self.wire, self.parameters = exchange, wire, parameters
         self.reports = reports or OwnReport()
         self.armed = False
-        self.early = (
-            exchange.schedule.early
-        )  # as in the current plan: may the next forward start early?
+        self.early = exchange.schedule.early  # whether the current plan lets forwards start early
         self._timer = timer
         self._report: Callable[[], StepReport] = lambda: EMPTY_REPORT
         self._views = {name: exchange.flat.views[name].view for name in parameters}
@@ -205,8 +202,7 @@ class Engine:
     def settle_some(self, names: tuple[str, ...]) -> set[str]:
         """Wait until the buckets that contain these parameters are averaged.
 
-        Return all parameters in these buckets that are completely averaged now: a parameter that
-        is cut may also be in other buckets.
+        Return the parameters in them that are complete: one that is cut may be in other buckets.
         """
         wanted = sorted({i for name in names for i in self._buckets_of[name]})
         with self._exposed():

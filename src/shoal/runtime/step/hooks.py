@@ -51,9 +51,7 @@ class Factors(Mapping[str, FactorPair]):
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def after_forward(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
-            if (
-                not inputs or not out.requires_grad
-            ):  # no gradient follows, or the input was passed by keyword
+            if not inputs or not out.requires_grad:  # input passed by keyword, or no backward
                 return
             v = inputs[0].detach()
 
@@ -90,13 +88,10 @@ def sparse_parameters(model: nn.Module, strategy: Strategy) -> set[int]:
 
 
 def average_rows(parameters: Iterable[Tensor], wire: Wire) -> None:
-    """Replace the sparse gradient of each parameter by the mean over all workers.
-
-    All workers must call it together. If no worker has a row, the gradient becomes None.
-    """
+    """Replace each sparse gradient by the mean over all workers, which must call it together."""
     for p in parameters:
         rows = wire.ask(Rows(p.grad if p.grad is not None else _no_rows(p))).wait()
-        p.grad = rows if rows._nnz() else None
+        p.grad = rows if rows._nnz() else None  # None: no worker has a gradient
 
 
 def _no_rows(p: Tensor) -> Tensor:

@@ -124,9 +124,7 @@ class ShardedModel:
         if self.pipeline is None:
             return self.model(*inputs, **named)
         if named:
-            raise UsageError(
-                "a pipeline cannot run a batch that is a dict: use (inputs..., target)"
-            )
+            raise UsageError("a pipeline cannot run a dict: use a batch (inputs..., target)")
         return self.pipeline.forward(inputs if len(inputs) > 1 else inputs[0])
 
 

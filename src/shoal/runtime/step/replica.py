@@ -94,9 +94,8 @@ class Replica:
         waits, workers = self.context.strategy.synchrony.waits, self.context.replica_index.workers
         if not waits and workers > 1:
             raise UsageError(
-                f"{self.context.strategy.synchrony}: parameters cannot be added, frozen or "
-                "unfrozen after distribute, because other workers do not wait; instead: do it "
-                "before distribute, or train with bsp or local(h)"
+                f"{self.context.strategy.synchrony}: parameters cannot be added or frozen while "
+                "other workers train; instead: do so before distribute, or use bsp or local(h)"
             )
         self.mode.drain()
         if workers > 1:
@@ -131,9 +130,8 @@ class Replica:
     def agreed(self) -> Iterator[nn.Module]:
         """Return a context in which all workers have the same model, the agreed one.
 
-        Its parameters are the workers' own if these are equal, else their mean or the servers'
-        model. Floating-point buffers (BatchNorm's statistics) are the mean. All workers must enter
-        it together; at its end, each has its own values again.
+        If models differ, it is their mean or the servers' model; buffers are averaged, too. All
+        workers must enter the context together. At its end, each has its own values again.
         """
         self.mode.drain()
         workers = self.context.replica_index.workers
@@ -164,10 +162,7 @@ class Replica:
 
 
 def _state_of(names: Mapping[str, Tensor], state: Any) -> Any:
-    """Return the part of a mode's state that belongs to these parameters, without anchors.
-
-    A mode that is built anew makes new anchors from its model, which is equal on all workers.
-    """
+    """Return a mode's state of these parameters only; the new mode makes its own anchors."""
     if not isinstance(state, Mapping):
         return state
     parts = {k: _state_of(names, v) for k, v in state.items() if k not in ("anchor", "states")}

@@ -130,9 +130,9 @@ def _read(numbers: Tensor, copies: int) -> StepReports:
 def find_unused(
     unused: set[str], names: list[str], group: dist.ProcessGroup | None
 ) -> Callable[[], set[str]]:
-    """Return a function that waits for the names of parameters that no worker has a gradient of.
+    """Return a function that waits for the names of the parameters that no worker has used.
 
-    An all-reduce is started, so all workers of the group must call it together.
+    An all-reduce is started at once, so all workers of the group must call it together.
 
     Args:
         unused: the parameters without a gradient on this worker.
@@ -155,8 +155,7 @@ class StepStats:
     """Counts the samples and losses of the current step on this rank.
 
     Args:
-        weighted: whether gradients are summed over workers, so that the weights of all losses must
-            sum to 1; else gradients are averaged.
+        weighted: whether the exchange sums gradients, so that weights must sum to 1, or averages.
         together: whether the batches of all workers form one batch.
         shards: how many ranks of one replica read different samples.
     """
@@ -193,10 +192,7 @@ class StepStats:
         self.events += 1
 
     def scale(self, samples: int, workers: int) -> float:
-        """Return the weight of a micro-batch's mean loss.
-
-        With these weights, the result of the exchange is the gradient of the mean over all samples.
-        """
+        """Return the weight of a mean loss, so that the exchange gives the mean over all samples."""
         if not self.counted:  # without run.micro, all workers have equal weights
             return 1 / workers if self.weighted else 1.0
         if not self.together:  # FSDP averages over the shards of a replica

@@ -70,9 +70,8 @@ class Updater:
         # One backward may compute gradients of several models, and each may then be updated.
         if self.stats.events == self._seen.get(replica, 0):
             raise UsageError(
-                "run.update has no gradients, because run.backward was not called since the last "
-                "update: call run.backward(loss), not loss.backward(), which would weigh samples "
-                "wrongly"
+                "run.update cannot run: run.backward was not called since the last update; call "
+                "run.backward(loss), not loss.backward(), which would weigh samples wrongly"
             )
         first = replica not in self._seen
         self._seen[replica] = self.stats.events

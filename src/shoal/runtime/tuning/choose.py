@@ -50,9 +50,7 @@ class ScheduleTuner:
         self._surveyed = False
         self._contenders: Sequence[Schedule] = ()
         self._choices: list[ScheduleChoice] = []  # one for each contender that has run
-        self._finalists: list[int] | None = (
-            None  # contenders to run again; None before that is decided
-        )
+        self._finalists: list[int] | None = None  # contenders to run again; None: not decided
         self._tuner, self._state = RULES, RULES.start()._replace(trying=False)
 
     def look(self, seen: Measurements) -> ScheduleChoice | None:
@@ -115,9 +113,7 @@ class ScheduleTuner:
         self._state = self._tuner.settle(state, chosen)
         seconds = zip(self._choices, state.summary(fmean), strict=True)
         steps = ", ".join(f"{choice.schedule} {1e3 * mean:.3g} ms" for choice, mean in seconds)
-        return self._choices[chosen]._replace(
-            why=f"chosen from {steps} per step; {link_text(link)}"
-        )
+        return self._choices[chosen]._replace(why=f"best of {steps} per step; {link_text(link)}")
 
     def _learn(self, seen: Measurements) -> Link:
         """Update the link and the layers from measurements; return the link."""
@@ -168,8 +164,7 @@ def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
 def link_of(points: Mapping[int, float], before: Link | None) -> Link:
     """Fit a link to ``points``, nbytes -> seconds of a message.
 
-    If the sizes are too close to fit a line, keep the startup of ``before`` (or assume STARTUP, at
-    most half of the seconds), and compute only the seconds per byte.
+    If the sizes are too similar to fit a line, the startup is that of ``before``, or STARTUP.
     """
     sizes = sorted(points)
     if sizes[-1] >= SPREAD * sizes[0]:

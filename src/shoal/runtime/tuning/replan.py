@@ -79,10 +79,7 @@ class Replanning:
         self._pending.append(PendingMeasurements(layout, numbers, work))
 
     def renew(self) -> None:
-        """If measurements were reduced, let the tuner choose, and change the buckets.
-
-        No message may be in transfer.
-        """
+        """Read reduced measurements and change the buckets; no message may be in transfer."""
         if not self._measures_times:
             self._changes.record(self.timer.step)
         if not self._due:

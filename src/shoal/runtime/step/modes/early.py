@@ -155,10 +155,7 @@ class EarlyGradients(OverlappedGradients):
 
     @contextmanager
     def _as_at_agree(self) -> Iterator[None]:
-        """Return a context with the deferred step's hyper-parameters, and without gradients.
-
-        At its end, the current hyper-parameters and gradients are set again.
-        """
+        """For a block, set the deferred step's hyper-parameters, and all gradients to None."""
         groups = self.optimizer.param_groups
         current = _hyper_parameters(self.optimizer)
         current_grads = [(p, p.grad) for group in groups for p in group["params"]]

@@ -38,9 +38,7 @@ class OverlappedGradients(Mode):
         self.exchange = setup.exchange(tail=REPORT_WIDTH * setup.index.workers if in_tail else 0)
         self.step, self.sparse = 0, setup.sparse
         self.context, self.optimizer = setup.context, setup.optimizer
-        _ = (
-            self.exchange.flat.storage
-        )  # allocate now: all ranks must allocate shared memory together
+        _ = self.exchange.flat.storage  # allocates: all ranks must allocate shared memory together
         if in_tail:
             self.reports = TailReports(self.exchange.flat.tail, setup.index.worker)
         measures, timer = self.exchange.schedule.measures, StepTimer()
@@ -85,10 +83,7 @@ class OverlappedGradients(Mode):
         return lambda: reports
 
     def _send(self, report: StepReport) -> tuple[set[str], PendingReports]:
-        """Start to send the remaining buckets, the step report, and the planner's numbers.
-
-        Return the parameters without a gradient on this worker, and the pending reports.
-        """
+        """Send the remaining buckets and the report; return (unused parameters, reports)."""
         self._renew_plan()  # without run.micro, arm was not called
         unused = set(self.engine.send_rest(report))
         unused |= {name for name, p in self.sparse.items() if p.grad is None}
