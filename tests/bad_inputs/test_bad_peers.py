@@ -83,7 +83,7 @@ def _start_apart() -> tuple[list[float], list[str]]:
     before = nn.Linear(4, 2)
     first = before.weight.flatten().tolist()
     run = started(before)
-    text = [line for line in lines if "other weights" in line]
+    text = [line for line in lines if "now uses the weights" in line]
     return (first if run.is_main else run.model.weight.flatten().tolist()), text  # type: ignore[operator]
 
 

@@ -195,7 +195,7 @@ def test_a_checkpoint_is_restored_from_where_there_is_one(tmp_path: Path) -> Non
         run.restore(tmp_path / "nowhere")
     with pytest.raises(CheckpointMissing, match=str(tmp_path)):
         run.restore(tmp_path)
-    with pytest.raises(UsageError, match="no checkpoint directory"):
+    with pytest.raises(UsageError, match="there is no checkpoint directory"):
         run.save()
     file = tmp_path / "file"
     file.touch()

@@ -192,7 +192,7 @@ class StepStats:
         self.events += 1
 
     def scale(self, samples: int, workers: int) -> float:
-        """Return the weight of a mean loss, so that the exchange gives the mean over all samples."""
+        """Return the weight of a mean loss, so that the exchange averages over all samples."""
         if not self.counted:  # without run.micro, all workers have equal weights
             return 1 / workers if self.weighted else 1.0
         if not self.together:  # FSDP averages over the shards of a replica
