@@ -83,7 +83,7 @@ def _start_apart() -> tuple[list[float], list[str]]:
     before = nn.Linear(4, 2)
     first = before.weight.flatten().tolist()
     run = started(before)
-    text = [line for line in lines if "other weights" in line]
+    text = [line for line in lines if "now uses the weights" in line]
     return (first if run.is_main else run.model.weight.flatten().tolist()), text  # type: ignore[operator]
 
 
@@ -91,7 +91,7 @@ def test_of_different_starts_rank_0s_is_taken_and_told() -> None:
     (first, silent), (second, text) = run_workers(2, _start_apart)
     assert first == second
     assert silent == []
-    assert text == ["rank 1 had other weights than rank 0: it now has rank 0's"]
+    assert text == ["rank 1 now uses the weights of rank 0, because its own were different"]
 
 
 def _nan_on_one(policy: str) -> tuple[list[bool], list[float], str]:

@@ -34,7 +34,7 @@ from shoal.errors import (
         (lambda o, t: (o.argmax(-1) == t).float().mean(), "not connected to any parameter"),
         (lambda o, t: torch.tensor(3), "not connected to any parameter"),
         (lambda o, t: cross_entropy(o, t) * 1j, "complex"),
-        (None, r"no loss: the model returns Tensor.*pass loss="),
+        (None, r"no loss: the model returned Tensor.*pass loss="),
     ],
 )
 def test_a_loss_is_one_real_number_with_a_gradient(loss: Any, expected: str) -> None:
@@ -121,7 +121,7 @@ def test_one_backward_serves_several_models_once() -> None:
     run.update("second")
     with pytest.raises(UsageError, match="since the last update"):
         run.update("first")
-    with pytest.raises(UsageError, match="which model"):
+    with pytest.raises(UsageError, match="needs one model"):
         run.update()
     with pytest.raises(UnknownName, match="unknown model 'secnd': did you mean second"):
         run.update("secnd")
@@ -165,9 +165,15 @@ def test_more_micro_batches_than_samples_are_as_many_as_there_are_samples() -> N
         ({"dataset": []}, "dataset is empty"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 1.5}, "batch_size=1.5"),
-        ({"metrics": {"loss": shoal.accuracy}}, "'loss' is built in: give yours another name"),
-        ({"metrics": {"hits": lambda o, t: o.argmax(-1) == t}}, r"'hits' has shape \(8,\).*mean"),
-        ({"metrics": "accuracy"}, "metrics='accuracy': functions by name"),
+        (
+            {"metrics": {"loss": shoal.accuracy}},
+            "'loss' is built in: give your metric another name",
+        ),
+        (
+            {"metrics": {"hits": lambda o, t: o.argmax(-1) == t}},
+            r"'hits' returned a tensor of shape \(8,\).*mean",
+        ),
+        ({"metrics": "accuracy"}, "metrics='accuracy': must be functions by name"),
         ({"metrics": {"accuracy": "accuracy"}}, "functions by name"),
     ],
 )
@@ -189,7 +195,7 @@ def test_a_checkpoint_is_restored_from_where_there_is_one(tmp_path: Path) -> Non
         run.restore(tmp_path / "nowhere")
     with pytest.raises(CheckpointMissing, match=str(tmp_path)):
         run.restore(tmp_path)
-    with pytest.raises(UsageError, match="no checkpoint directory"):
+    with pytest.raises(UsageError, match="there is no checkpoint directory"):
         run.save()
     file = tmp_path / "file"
     file.touch()

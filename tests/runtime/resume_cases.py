@@ -109,7 +109,7 @@ def train(case: Case, directory: str) -> Trained:
 
 def held(run: Run) -> Mapping[str, Tensor]:
     """My parameters, or my part of them."""
-    return next(iter(run.replicas.values())).source.trainable()
+    return next(iter(run.replicas.values())).model_part.trainable()
 
 
 class turn:  # reads as a function

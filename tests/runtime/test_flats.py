@@ -127,7 +127,7 @@ def test_a_task_that_is_not_one_range_is_refused() -> None:
         ends = (Slice(2, 0, 8), Slice(0, 0, 8))
         return (Task(ends, "reduce", Event("backward", 0), Event("update")),)
 
-    with pytest.raises(ValueError, match="not one range"):
+    with pytest.raises(ValueError, match="are not one range"):
         FlatBuffers(named(a=(2,), b=(2,), c=(2,))).bind(Schedule("odd", plan), typical)
 
 

@@ -39,7 +39,7 @@ def train(strategy: str, options: dict[str, Any], steps: int = STEPS) -> dict[st
         replica = next(iter(run.replicas.values()))
         from shoal.runtime.resume.state import model_state
 
-        state = model_state(replica.source)
+        state = model_state(replica.model_part)
     return {"losses": losses, "told": told["loss"], "state": state}
 
 
@@ -120,7 +120,7 @@ def uneven(strategy: str) -> dict[str, Any]:
         for batch in run.loader(data, 8, epochs=2, shuffle=False):  # the last batch has one sample
             run.step(batch)
         told = run.evaluate(data, 4)
-        return {"told": told["loss"], "state": model_state(run.replicas["model"].source)}
+        return {"told": told["loss"], "state": model_state(run.replicas["model"].model_part)}
 
 
 @pytest.mark.gloo

@@ -68,7 +68,7 @@ def seen(run: Any, optimizer: torch.optim.Optimizer, said: list[str]) -> Seen:
 
     replica = run.replicas["model"]
     with replica.agreed():
-        agreed = copied(model_state(replica.source))
+        agreed = copied(model_state(replica.model_part))
     moments = {}
     for name, p in replica.model.named_parameters():
         kept = optimizer.state.get(p, {})
@@ -157,7 +157,7 @@ def test_another_strategy_takes_over_the_model_and_says_so(
     new = run_workers(2, restored, Case(after), str(tmp_path))
     for name, value in old[0].agreed.items():
         assert all(torch.equal(value, worker.agreed[name]) for worker in new), name
-    assert any("saved under" in line for line in new[0].said)
+    assert any("saved with the strategy" in line for line in new[0].said)
     told = any("is dropped" in line for line in new[0].said)
     assert told == ("error_feedback" in before or "local" in before)
     moments = {name: m for worker in old for name, m in worker.moments.items()}

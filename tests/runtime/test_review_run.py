@@ -74,7 +74,7 @@ def test_a_table_counts_what_copies_say_once() -> None:
 
 def test_resuming_without_a_directory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_RESUME", "1")
-    with pytest.raises(UsageError, match=r"--resume, but there is no checkpoint directory.*give"):
+    with pytest.raises(UsageError, match=r"--resume cannot restore.*no checkpoint directory: name"):
         alone()
 
 
@@ -113,7 +113,9 @@ def test_which_model_is_asked_in_the_name_of_the_call_made() -> None:
         "update": lambda: run.update(),
     }
     for name, call in calls.items():
-        with pytest.raises(UsageError, match=rf"run\.{name}: which model of g, d\?.*update\('g'\)"):
+        with pytest.raises(
+            UsageError, match=rf"run\.{name} needs one model, .* g, d: .*update\('g'\)"
+        ):
             call()
 
 

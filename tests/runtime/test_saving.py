@@ -180,7 +180,7 @@ def test_a_scheduler_goes_on(scheduled: str, tmp_path: Path) -> None:
 
 
 def test_what_is_stateful_must_have_a_state() -> None:
-    with pytest.raises(BadArgument, match=r"'scheduler': int.*no state_dict"):
+    with pytest.raises(BadArgument, match=r"'scheduler': int.*no method state_dict"):
         start(stateful={"scheduler": 3})
     with pytest.raises(BadArgument, match="a dict"):
         start(stateful=[3])
@@ -206,7 +206,7 @@ def test_a_failed_save_is_one_error_and_training_goes_on(
     with caplog.at_level(logging.ERROR):
         train(own, 3)
     assert own.steps == 3
-    assert "was not saved, training continues" in caplog.text
+    assert "was not saved, but training continues" in caplog.text
 
 
 def test_lbfgs_keeps_its_history(tmp_path: Path) -> None:

@@ -113,6 +113,6 @@ def said(strategy: str) -> list[str]:
 def test_the_main_rank_says_what_it_chose_and_why() -> None:
     main, other = run_workers(2, said, "adaptive")
     assert "to measure messages of another size" in main[0]
-    assert "measured; a message takes" in main[1]
-    assert any("kept of" in line for line in main)
+    assert "the link is measured; a message takes" in main[1]
+    assert any("best of" in line for line in main)
     assert not other

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.axes.collectives import Collective, native, ring, tree
 from shoal.flow import Mean
 from shoal.runtime.context import ReplicaIndex
-from shoal.runtime.wires import paths
+from shoal.runtime.wires import route_plans
 from shoal.testing.contracts import make
 from shoal.testing.processes import run_workers
 from shoal.wire.queued import (
@@ -85,7 +85,7 @@ class Memory:
 def queued_route(
     links: Links, route: Collective, index: ReplicaIndex, urgency: Urgency = newest
 ) -> Iterator[QueuedRoute]:
-    queues = QueuedRoute(links, paths(route, index, None), urgency)
+    queues = QueuedRoute(links, route_plans(route, index, None), urgency)
     try:
         yield queues
     finally:
@@ -202,10 +202,10 @@ def test_a_lost_peer_fails_what_is_under_way_and_what_comes_after() -> None:
 def test_torchs_own_sums_go_by_a_tree_for_they_have_no_hops() -> None:
     for worker in range(4):
         index = ReplicaIndex(worker, 4)
-        assert paths(native(), index, None)(torch.zeros(1)) == paths(tree(), index, None)(
-            torch.zeros(1)
-        )
-    assert paths(ring(), ReplicaIndex(0, 4), None)(torch.zeros(1)).chunks == 4
+        assert route_plans(native(), index, None)(torch.zeros(1)) == route_plans(
+            tree(), index, None
+        )(torch.zeros(1))
+    assert route_plans(ring(), ReplicaIndex(0, 4), None)(torch.zeros(1)).chunks == 4
 
 
 def _means_in_a_pair() -> list[list[float]]:
@@ -215,7 +215,7 @@ def _means_in_a_pair() -> list[list[float]]:
     if rank == 0:
         dist.barrier()  # the others still meet at my store
         return []
-    queues = QueuedRoute(GroupLinks(pair, 5), paths(tree(), ReplicaIndex(rank - 1, 2), pair))
+    queues = QueuedRoute(GroupLinks(pair, 5), route_plans(tree(), ReplicaIndex(rank - 1, 2), pair))
     wire = QueuedWire(pair, weighted=False, queues=queues)
     assert not wire.blocks
     asked = [torch.full((3, n), float(rank * n), dtype=torch.bfloat16) for n in (0, 1, 2, 4)]

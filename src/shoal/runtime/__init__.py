@@ -1,1 +1,1 @@
-"""The processes of a run: launch them, join them, train step by step, save and restore."""
+"""Launch the processes of a run, connect them, train step by step, save and restore."""

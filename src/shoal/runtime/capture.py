@@ -1,8 +1,7 @@
-"""Run a script up to its first step, and return what it would train.
+"""Run a script up to its first step, and return its model, optimizer and first batch.
 
-1. The script runs as usual, with ``SHOAL_MODE=capture``. Its data are real, so that it may read
-   them. Its modules are built on the meta device, so that a model of any size fits
-   (:class:`MetaModules`).
+1. The script runs as usual, with ``SHOAL_MODE=capture``. Its data are real tensors with values. Its
+   modules are built on the meta device, which needs no memory (:class:`MetaModules`).
 2. ``distribute`` returns a :class:`CapturingRun`, whose first step raises :class:`FirstStep`.
 3. :func:`capture` catches it, and returns model, optimizer and first batch on the meta device.
 """
@@ -43,20 +42,20 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class CapturedRun:
-    """What a script trains; all tensors are on the meta device.
+    """The arguments that a script passed to ``distribute``, and its first batch.
 
-    All but the batch are the arguments of ``distribute``, or their defaults.
+    All parameters and the batch are on the meta device.
     """
 
     models: Models
     loss: Any
-    batch: Any  # the first one, of the global batch size
+    batch: Any  # the argument of the first step; None if it is unknown
     strategy: Strategy
     settings: Settings
 
 
 class FirstStep(BaseException):
-    """Ends the script at its first step; not an Exception, so that scripts do not catch it."""
+    """Raised at the first step, to end the script; ``except Exception`` does not catch it."""
 
     def __init__(self, captured: CapturedRun) -> None:
         super().__init__("captured")
@@ -64,7 +63,7 @@ class FirstStep(BaseException):
 
 
 def is_capturing() -> bool:
-    """Whether this process captures a script."""
+    """Return whether this process captures a script."""
     return os.environ.get(MODE) == "capture"
 
 
@@ -75,11 +74,11 @@ class CapturingRun(Run):
 
     @property
     def model(self) -> nn.Module:
-        """The first model."""
+        """The first model that was passed to ``distribute``."""
         return next(iter(self.models.values()))[0]
 
     def loader(self, dataset: Any, batch_size: int, **options: Any) -> RunLoader:
-        """Make the script's loader, without worker processes."""
+        """Return a loader as in a run, but without worker processes."""
         return super().loader(dataset, batch_size, **{**options, "processes": 0})
 
     def step(self, batch: Any) -> Step:
@@ -103,16 +102,16 @@ class CapturingRun(Run):
         raise self._first_step(self._last_batch())
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Return NaN for every metric: the model has no values."""
+        """Return NaN for the loss and every metric, because meta tensors have no values."""
         metrics = options.get("metrics") or {}
         return dict.fromkeys(["loss", *metrics], float("nan"))
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Save nothing."""
+        """Save nothing; return the path, or the directory of the settings."""
         return Path(path or self.context.settings.checkpoint or ".")
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
-        """Restore nothing."""
+        """Restore nothing, and return False."""
         return False
 
     def close(self) -> None:
@@ -129,7 +128,7 @@ class CapturingRun(Run):
 
 
 def capturing_run(models: Models, *, loss: Any, strategy: Strategy, settings: Settings) -> Run:
-    """Return the run that ``distribute`` gives to a script that is captured."""
+    """Return the run that ``distribute`` returns while a script is captured."""
     world = World(RankEnv(), META, "none")
     run = CapturingRun({}, loss=loss, context=RunContext(world, strategy, settings, NullRecorder()))
     run.models = models
@@ -137,14 +136,14 @@ def capturing_run(models: Models, *, loss: Any, strategy: Strategy, settings: Se
 
 
 def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> CapturedRun:
-    """Run a script with these arguments up to its first step; return what it would train.
+    """Run a script with these arguments up to its first step; return its models and batch.
 
     Raises:
-        UsageError: there is no such script, or it ended without a step.
+        UsageError: the script does not exist, reads values of its model, or ends without a step.
     """
     name = os.fspath(script)
     if not os.path.isfile(name):
-        raise UsageError(f"no script at {name!r}")
+        raise UsageError(f"there is no script at {name!r}: check the path")
     state = torch.get_rng_state()
     try:
         with _as_main(name, arguments), MetaModules():
@@ -154,13 +153,13 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
             to_meta(model, optimizer)
         return end.captured
     except SystemExit as end:
-        raise UsageError(f"{name} exited ({end.code}) before its first step") from end
+        raise UsageError(f"{name} exited with {end.code!r} before its first step") from end
     except RuntimeError as error:
         if "meta tensor" not in str(error):
             raise
         raise UsageError(
-            f"{name} reads values of its model before the first step, and there are none while it "
-            "is captured: move that after the first step"
+            f"{name} reads values of its model before the first step, but while it is captured the "
+            "model has none: read them after the first step"
         ) from error
     finally:
         torch.set_rng_state(state)
@@ -169,7 +168,7 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
 
 @contextmanager
 def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Set ``sys.argv``, ``sys.path`` and the mode as for a script that Python runs itself."""
+    """For a block, set ``sys.argv`` and ``sys.path`` as Python does, and SHOAL_MODE=capture."""
     argv, path, mode = sys.argv, list(sys.path), os.environ.get(MODE)
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
@@ -184,10 +183,10 @@ def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 class MetaModules(TorchFunctionMode):
-    """A mode in which modules are built on the meta device, and stay there.
+    """While this mode is active, modules are built on the meta device, and cannot be moved.
 
-    Functions with a meta tensor among their arguments get all tensors on the meta device, so that a
-    model can be called with real data.
+    If an argument of a torch function is a meta tensor, its other tensors are replaced by meta
+    tensors. So a model on the meta device can be called with real data.
     """
 
     def __init__(self) -> None:
@@ -195,14 +194,14 @@ class MetaModules(TorchFunctionMode):
         self._constructors = _device_constructors()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` with its device, or its tensors, replaced by the meta device."""
+        """Call ``func``, with its device or its tensors replaced by meta where necessary."""
         named = dict(kwargs or {})
         if func in self._constructors:
             device = named.get("device")
-            # a module that names the CPU reads the values (numbers for its layers)
+            # a module that asks for the CPU explicitly reads the values, to build its layers
             on_cpu = device is not None and torch.device(device).type == "cpu"
             if not on_cpu and _in_module_init():
-                named.pop("generator", None)  # a CPU generator cannot draw for another device
+                named.pop("generator", None)  # meta tensors do not accept a CPU generator
                 named["device"] = META
             return func(*args, **named)
         if not any(t.is_meta for t in _tensors((args, named))):
@@ -236,7 +235,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _moved(value: Any) -> Any:
-    """Return arguments on the meta device, without random generators."""
+    """Return arguments with tensors on the meta device; drop generators among keywords."""
     if isinstance(value, Tensor):
         return value if value.is_meta else value.to(META)
     if type(value) in (tuple, list):
@@ -247,7 +246,7 @@ def _moved(value: Any) -> Any:
 
 
 def to_meta(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Move also parameters that were created outside a module, and give them to the optimizer."""
+    """Move all parameters to the meta device in place, also those in the optimizer's groups."""
     before = dict(model.named_parameters())
     model.to(META)
     moved = {id(before[name]): p for name, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""What all parts of a run need: the ranks, the strategy, the settings, the recorder."""
+"""The context that all parts of a run use: ranks, strategy, settings, timeline recorder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaIndex(NamedTuple):
-    """Which worker this is, of how many. A worker is one replica, on one rank or several."""
+    """The number of this worker, and of all workers. A worker is one replica, on >= 1 ranks."""
 
     worker: int
     workers: int
@@ -29,13 +29,13 @@ class ReplicaIndex(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run as this rank sees it."""
+    """The context of a run on this rank."""
 
     world: World
     strategy: Strategy
     settings: Settings
     recorder: Recorder  # of this rank's timeline
-    mesh: DeviceMesh | None = None  # the places of the ranks, if a replica spans several
+    mesh: DeviceMesh | None = None  # of all ranks, if the model is sharded; else None
 
     @cached_property
     def replica_index(self) -> ReplicaIndex:
@@ -56,11 +56,11 @@ class RunContext:
 
     @cached_property
     def copies(self) -> int:
-        """Ranks that read the same samples: the tensor and pipeline ranks of one replica."""
+        """How many ranks read the same samples: tensor ranks times pipeline stages."""
         return self.world.size // self.data_shard.count
 
     def write_timeline(self, model: str) -> None:
-        """Write this rank's timeline, with the name of the model, for the launcher to collect."""
+        """Write this rank's timeline for the launcher, if there is one; ``model`` is a name."""
         directory = os.environ.get(env.DIRECTORY)
         if directory:
             facts = {"strategy": repr(self.strategy), "workers": self.world.size, "model": model}
@@ -68,5 +68,5 @@ class RunContext:
 
     @cached_property
     def group(self) -> dist.ProcessGroup | None:
-        """The ranks that hold the same part of every replica; None is the default group."""
+        """The group of the ranks that hold the same part of every replica; None: all ranks."""
         return None if self.mesh is None else self.mesh["dp_replicate"].get_group()

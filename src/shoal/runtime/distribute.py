@@ -49,11 +49,11 @@ def distribute(
     """Join the other workers and return a run that trains with them.
 
     Args:
-        model: the model, built alike on every worker (rank 0's weights are used), or several:
-            ``{"g": (G, optimizer_g), "d": (D, optimizer_d)}``.
-        optimizer: over the model's parameters.
-        loss: ``(output, target) -> scalar``; None takes the model's own.
-        strategy: the techniques to use; None takes the command line's, or ``auto``.
+        model: the model, with equal shapes on every worker (rank 0's weights are used), or several
+            models with optimizers: ``{"g": (G, optimizer_g), "d": (D, optimizer_d)}``.
+        optimizer: an optimizer of the model's parameters; None with several models.
+        loss: ``(output, target) -> scalar``; None: the model returns its loss.
+        strategy: the techniques to use; None: that of the command line, or ``auto``.
         options: see :class:`shoal.runtime.settings.Settings`.
     """
     _log_to_stderr()
@@ -69,7 +69,7 @@ def distribute(
         serve(world, chosen, models)
         leave(world)
         raise SystemExit(0)
-    _check_equal(world, models, chosen, settings)  # before any exchange whose size depends on it
+    _check_equal(world, models, chosen, settings)  # before tensors are exchanged
     start_servers(world, chosen.coordination.servers)
     recorder = Recorder(world.rank) if settings.timeline else NullRecorder(world.rank)
     mesh = None
@@ -82,8 +82,8 @@ def distribute(
     for name, (module, used) in models.items():
         module.to(world.device)
         _broadcast_weights(module, world)
-        source = _place(module, used, context)
-        replicas[name] = Replica(source, used, context, wire(source, used, context))
+        model_part = _model_part(module, used, context)
+        replicas[name] = Replica(model_part, used, context, wire(model_part, used, context))
     run = Run(replicas, loss=loss, context=context)
     _announce(run, auto=(strategy or os.environ.get(env.STRATEGY) or AUTO) == AUTO)
     run.checkpointer.resume()
@@ -91,13 +91,13 @@ def distribute(
 
 
 def _strategy(argument: str | Strategy | None) -> Strategy:
-    """Return the script's own strategy, else the command line's; warn where they differ."""
+    """Return the script's strategy, else the command line's; warn if both differ."""
     option = os.environ.get(env.STRATEGY) or None
     if argument is None:
         return _parse_option(option or AUTO)
     own = parse(argument) if isinstance(argument, str) else argument
     if not isinstance(own, Strategy):
-        raise UsageError(f"strategy={argument!r}: must be text or a Strategy")
+        raise UsageError(f"strategy={argument!r}: the strategy must be text or a Strategy")
     if option is not None and _parse_option(option) != own:
         log.warning("the script sets the strategy %s, so --strategy %s is ignored", own, option)
     return own
@@ -122,13 +122,13 @@ def _facts(world: World, models: Models, settings: Settings) -> Facts:
 
 
 def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer has SGD's momentum, or Adam's first moment."""
+    """Return whether the optimizer uses momentum, as SGD can, or a first moment, as Adam."""
     groups = optimizer.param_groups
     return any(group.get("momentum") or group.get("betas", (0,))[0] for group in groups)
 
 
 def _check_equal(world: World, models: Models, strategy: Strategy, settings: Settings) -> None:
-    """Check that all ranks have the same model, optimizer, strategy and settings."""
+    """Raise if the model, optimizer, strategy or settings differ between ranks."""
     facts = {"strategy": repr(strategy)}
     for name in ("accumulate", "clip", "nonfinite", "every"):
         facts[name] = repr(getattr(settings, name))
@@ -148,13 +148,13 @@ def _check_equal(world: World, models: Models, strategy: Strategy, settings: Set
 
 
 def _comparable(value: object) -> str:
-    """Return a value as text, without the addresses of objects: these differ between ranks."""
+    """Return a value as text, without memory addresses, which differ between ranks."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 @torch.no_grad()
 def _broadcast_weights(module: nn.Module, world: World) -> None:
-    """Start all replicas from rank 0's weights."""
+    """Copy rank 0's parameters and buffers to all ranks, in place."""
     if world.size == 1:
         return
     differs = False
@@ -164,11 +164,13 @@ def _broadcast_weights(module: nn.Module, world: World) -> None:
         differs = differs or not torch.equal(dense, tensor)
         tensor.copy_(dense)
     if differs:
-        log.info("rank %d had other weights than rank 0: it now has rank 0's", world.rank)
+        log.info(
+            "rank %d now uses the weights of rank 0, because its own were different", world.rank
+        )
 
 
-def _place(module: nn.Module, used: torch.optim.Optimizer, context: RunContext) -> ModelPart:
-    """Spread the model over the ranks of its replica, where the strategy cuts it."""
+def _model_part(module: nn.Module, used: torch.optim.Optimizer, context: RunContext) -> ModelPart:
+    """Return what this rank trains: the model, or its part if the strategy shards it."""
     if context.mesh is None:
         return ReplicatedModel(module)
     from shoal.runtime import parallel
@@ -177,7 +179,7 @@ def _place(module: nn.Module, used: torch.optim.Optimizer, context: RunContext) 
 
 
 def _log_to_stderr() -> None:
-    """Show Shoal's log, unless the script has set up logging itself."""
+    """Print Shoal's log to stderr, unless the script has configured logging."""
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("shoal: %(message)s"))
@@ -186,10 +188,10 @@ def _log_to_stderr() -> None:
 
 
 def _announce(run: Run, *, auto: bool) -> None:
-    """Log the strategy once, at the start."""
+    """Log the strategy and its advice on the main rank, at the start."""
     if run.is_main and run.size > 1:
         if auto:
-            log.info("strategy auto: there is no planner yet, so this is the default strategy")
+            log.info("strategy auto: there is no planner yet, so the default strategy is used")
         log.info("%d workers on %s: %s", run.size, run.context.world.backend, run.context.strategy)
         for advice in run.context.strategy.advice():
             log.warning("advice: %s", advice)

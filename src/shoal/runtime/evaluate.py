@@ -1,4 +1,4 @@
-"""Evaluate the agreed model; the workers share the data, and each sample counts once."""
+"""Evaluate the agreed model over a dataset that is divided among the ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Metric = Callable[[Any, Any], Tensor | float]
 
 
 def accuracy(output: Any, target: Any) -> Tensor:
-    """Return the fraction of samples whose largest score is the target's."""
+    """Return the fraction of samples for which the class with the largest score is the target."""
     if isinstance(target, Mapping):
         target = target["labels"]
     if isinstance(output, Mapping) or hasattr(output, "logits"):
@@ -40,20 +40,20 @@ def evaluate(
     loss: Loss | None,
     metrics: Mapping[str, Metric],
 ) -> dict[str, float]:
-    """Return the mean loss and metrics over a dataset, each sample counted once.
+    """Return the mean loss and metrics over a dataset; all ranks must call it together.
 
     Args:
         replica: its agreed model is evaluated.
-        dataset: map-style.
-        batch_size: of all workers together.
-        loss: ``(output, target) -> scalar``; None takes the model's own.
-        metrics: by name, ``(output, target) -> mean over the batch``.
+        dataset: a map-style dataset.
+        batch_size: the number of samples per batch on all workers together.
+        loss: ``(output, target) -> scalar``; None: the model returns its loss.
+        metrics: functions ``(output, target) -> mean over the batch``, by name.
     """
     _check_metrics(metrics)
     context = replica.context
     size = max(check_int("batch_size", batch_size, least=1), context.data_shard.count)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch may hold all
+        warnings.filterwarnings("ignore", "batch_size=.* exceeds")  # one batch is enough here
         loader = make(dataset, size, share=context.data_shard, shuffle=False)
     names = ["loss", *metrics]
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)
@@ -61,7 +61,7 @@ def evaluate(
         for batch in loader:
             if loader.mine == 0 and not context.strategy.partition.cuts:
                 continue
-            result = compute_loss(replica.source.call, move(batch, context.world.device), loss)
+            result = compute_loss(replica.model_part.call, move(batch, context.world.device), loss)
             values = [float(result.loss), *(_measure(n, m, result) for n, m in metrics.items())]
             if loader.mine:
                 sums += torch.tensor([*values, 1.0], dtype=torch.float64) * loader.mine
@@ -72,7 +72,7 @@ def evaluate(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; afterwards each module is in the mode it was in."""
+    """Put the model in evaluation mode, and at the end of the block each module back."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -84,16 +84,16 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _check_metrics(metrics: Any) -> None:
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise UsageError(f"metrics={metrics!r}: functions by name, as {{'accuracy': accuracy}}")
+        raise UsageError(f"metrics={metrics!r}: must be functions by name, {{'mae': mae}}")
     if "loss" in metrics:
-        raise UsageError("the metric 'loss' is built in: give yours another name")
+        raise UsageError("the metric 'loss' is built in: give your metric another name")
 
 
 def _measure(name: str, metric: Metric, result: LossOutput) -> float:
     value = metric(result.output, result.target)
     if isinstance(value, Tensor) and value.numel() != 1:
         raise UsageError(
-            f"the metric {name!r} has shape {tuple(value.shape)}, not one number: return its mean "
-            "over the batch"
+            f"the metric {name!r} returned a tensor of shape {tuple(value.shape)}, but must return "
+            "one number: its mean over the batch"
         )
     return float(value)

@@ -1,4 +1,4 @@
-"""Compute a scalar loss from a batch of any structure, and its gradients."""
+"""Compute a scalar loss from a batch (tuple, dict or other object), and its gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class LossOutput(NamedTuple):
-    """A loss, the model's output and the target."""
+    """The loss of a batch, the model's output and the target."""
 
     loss: Tensor
     output: Any
@@ -21,13 +21,13 @@ class LossOutput(NamedTuple):
 
 
 def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> LossOutput:
-    """Call the model on the batch's inputs and the loss on its target.
+    """Call the model and the loss function on a batch; return loss, output and target.
 
-    * ``(inputs..., target)``: ``loss(model(inputs...), target)``;
-    * a dict: ``model(**batch)``, and ``loss(output, batch)``;
-    * anything else: ``loss(model(batch), batch)``;
-    * no loss: ``loss`` of the model's output, or the scalar that it returns; then all members of a
-      tuple are inputs.
+    * a tuple ``(inputs..., target)``: the loss is ``loss(model(inputs...), target)``;
+    * a dict: the loss is ``loss(model(**batch), batch)``;
+    * any other batch: the loss is ``loss(model(batch), batch)``;
+    * without a loss function, it is ``output.loss``, ``output["loss"]`` or the model's output if
+      that is a scalar; all members of a tuple are inputs then.
     """
     inputs, target = _split_batch(batch, loss is None)
     output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
@@ -36,35 +36,35 @@ def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Lo
 
 
 def differentiable(loss: Any) -> Tensor:
-    """Return a loss as a scalar; refuse one that has no gradient."""
+    """Return a loss as a 0-dimensional tensor; raise if it has no gradient."""
     scalar = _scalar(loss)
     if not scalar.requires_grad or scalar.is_complex():
-        what = "a complex number" if scalar.is_complex() else "not connected to any parameter"
+        why = "a complex number" if scalar.is_complex() else "not connected to any parameter"
         raise UsageError(
-            f"the loss is {what}, so it has no gradient: compute it from the model's output "
+            f"the loss is {why}, so it has no gradient: compute it from the model's output "
             "without .detach(), .item(), torch.no_grad() or a comparison, and keep it real"
         )
     return scalar
 
 
 def differentiate(loss: Tensor, scale: float) -> None:
-    """Run backward of ``scale`` times a loss."""
+    """Run backward of ``scale`` times the loss."""
     try:
         (loss if scale == 1 else loss * scale).backward()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "backward through the graph a second time" not in str(error):
             raise
         raise UsageError(
-            "run.backward ran twice on one graph, and the first time freed it: call run.forward "
-            "again, or add the losses and call run.backward on the sum"
+            "run.backward was called twice on one graph, but the first call frees the graph: call "
+            "run.forward again, or add the losses and call run.backward once, on the sum"
         ) from error
 
 
 def split_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs and the target of a tuple batch, for a pipeline."""
+    """Return (inputs, target) of a batch ``(inputs..., target)``, for a pipeline."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         kind = type(batch).__name__
-        raise UsageError(f"a pipeline takes batches (inputs..., target), not {kind}")
+        raise UsageError(f"a pipeline cannot run a batch of type {kind}: use (inputs..., target)")
     return tuple(batch[:-1]), batch[-1]
 
 
@@ -88,15 +88,15 @@ def _loss_in(output: Any) -> Any:
     if isinstance(output, Tensor) and output.dim() == 0:
         return output
     raise UsageError(
-        f"no loss: the model returns {type(output).__name__} without a loss; pass loss=... to "
-        "distribute, or give the model its labels"
+        f"there is no loss: the model returned {type(output).__name__} without a loss; pass "
+        "loss=... to distribute, or pass labels to a model that computes its loss"
     )
 
 
 def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor):
         kind = type(loss).__name__
-        raise UsageError(f"the loss is a {kind}, not a tensor: return a torch scalar")
+        raise UsageError(f"the loss is a {kind}, not a tensor: return a scalar tensor")
     if loss.numel() != 1:
         raise UsageError(
             f"the loss has shape {tuple(loss.shape)}, not one number: average it over the batch, "
@@ -106,5 +106,5 @@ def _scalar(loss: Any) -> Tensor:
 
 
 def plain(name: str) -> str:
-    """Remove from a name the prefix that torch.compile adds."""
+    """Return a parameter name without the prefix ``_orig_mod.`` that torch.compile adds."""
     return name.replace("_orig_mod.", "")

@@ -1,4 +1,4 @@
-"""The user's training loop: ``run.step``, and the parts it consists of."""
+"""The object that the user's training loop calls: ``run.step``, and its parts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Closure = Callable[[], Tensor]
 
 
 class Run:
-    """Training of one model, or several, on many workers. Made by :func:`shoal.distribute`.
+    """Trains one model or several on many workers; :func:`shoal.distribute` returns it.
 
-    ``run.step(batch)`` is exactly::
+    Without a pipeline, ``run.step(batch)`` is the same as::
 
         for micro in run.micro(batch):
             run.backward(run.forward(micro))
@@ -51,7 +51,7 @@ class Run:
         self.stats = StepStats(weighted=weighted(s), together=together, shards=s.partition.shard)
         self.updater = Updater(context, self.stats)
         self._closed = False
-        self._staged = any(r.source.pipeline is not None for r in self.replicas.values())
+        self._staged = any(r.model_part.pipeline is not None for r in self.replicas.values())
 
     @property
     def rank(self) -> int:
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that prints and writes."""
+        """Whether this is the rank that logs: rank 0."""
         return self.context.world.is_main
 
     @property
@@ -85,15 +85,15 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model, where there is one."""
+        """The model; raises if there are several."""
         return self._replica(None, "model").model
 
     def loader(self, dataset: Any, batch_size: int, **options: Any) -> RunLoader:
-        """Return this rank's part of a dataset, in one global order for a seed.
+        """Return a loader over this rank's part of a dataset; the seed sets the global order.
 
         Args:
-            dataset: map-style or iterable.
-            batch_size: of all workers together.
+            dataset: a map-style or iterable dataset.
+            batch_size: the number of samples per step on all workers together.
             options: epochs, seed, shuffle, drop_last, collate, processes, prefetch, pin_memory,
                 augments (see :class:`shoal.samples.LoaderOptions`).
         """
@@ -102,7 +102,7 @@ class Run:
         return loader
 
     def step(self, batch: Any) -> Step:
-        """Run forward, backward, exchange and update."""
+        """Take one step on this rank's batch: forward, backward, exchange and update."""
         self._refuse_if_closed()
         replica = self._replica(None, "step")
         if self._staged:
@@ -113,7 +113,7 @@ class Run:
         return self.update()
 
     def _open(self, batch: Any) -> int:
-        """Start a step over a batch; return its number of samples on this rank."""
+        """Start a step on a batch; return its number of samples on this rank."""
         if self.checkpointer.random_state is not None:
             self.checkpointer.restore_random_state()
         samples, total = self.batches.counts(batch)
@@ -123,10 +123,10 @@ class Run:
         return samples
 
     def _run_pipeline(self, replica: Replica, batch: Any) -> None:
-        """Run forward and backward of the micro-batches through the stages of the model."""
-        pipeline = replica.source.pipeline
+        """Run forward and backward of all micro-batches through the pipeline."""
+        pipeline = replica.model_part.pipeline
         if pipeline is None or self.loss is None:
-            raise UsageError("a pipeline needs loss=...: the last stage computes it")
+            raise UsageError("a pipeline needs loss=..., because its last stage computes it")
         samples = self._open(batch)
         stats, workers = self.stats, self.context.data_shard.count
         start = time.perf_counter()
@@ -143,12 +143,12 @@ class Run:
         self._record("pipeline", start)
 
     def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
-        """Cut this rank's batch into micro-batches.
+        """Yield the micro-batches of this rank's batch, on this rank's device.
 
-        Gradients are exchanged during the backward of the last one.
+        With one model, gradients are exchanged during the backward of the last micro-batch.
 
         Args:
-            batch: from ``run.loader``, or this rank's part of a global batch.
+            batch: a batch of ``run.loader``, or this rank's part of a global batch.
             parts: the number of micro-batches; by default ``accumulate``.
         """
         self._refuse_own_loop("micro")
@@ -166,7 +166,7 @@ class Run:
         stats.last_micro = False
 
     def forward(self, micro: Any) -> Tensor:
-        """Return the loss of a micro-batch: the model's output against its target."""
+        """Run forward of a micro-batch, and return its loss."""
         self._refuse_own_loop("forward")
         start = time.perf_counter()
         loss = compute_loss(self._replica(None, "forward").model, micro, self.loss).loss
@@ -174,11 +174,11 @@ class Run:
         return loss
 
     def backward(self, loss: Tensor, samples: int | None = None) -> None:
-        """Add the gradients of a loss, weighted by its samples.
+        """Run backward: add the gradients of a loss to ``.grad``, weighted by its samples.
 
         Args:
-            loss: a mean over ``samples``.
-            samples: their number; by default that of the current micro-batch.
+            loss: the mean loss over some samples.
+            samples: the number of these samples; by default that of the current micro-batch.
         """
         self._refuse_own_loop("backward")
         loss, stats = differentiable(loss), self.stats
@@ -196,11 +196,11 @@ class Run:
         self._record("backward", start)
 
     def update(self, name: str | None = None, *, closure: Closure | None = None) -> Step:
-        """Average the gradients, clip, update, and drop the gradients.
+        """Average the gradients over workers, clip them, take an optimizer step, and drop them.
 
         Args:
-            name: which model, where there are several.
-            closure: computes the loss and its gradients again, for optimizers that call it (LBFGS).
+            name: the name of the model to update, if there are several.
+            closure: a function that computes the loss and its gradients again, for LBFGS.
         """
         self._refuse_if_closed()
         replica = self._replica(name, "update")
@@ -222,34 +222,34 @@ class Run:
     def evaluate(
         self, dataset: Any, batch_size: int = 256, *, metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, float]:
-        """Return the mean loss, and other metrics, of the agreed model over a dataset.
+        """Return the mean loss and other metrics of the (first) agreed model over a dataset.
 
-        The workers share the work, and each sample counts once.
+        The dataset is divided among the ranks, so all must call it together.
 
         Args:
-            dataset: map-style.
-            batch_size: of all workers together.
-            metrics: by name, ``(output, target) -> mean over the batch``; ``accuracy`` is built in:
-                pass ``{"accuracy": shoal.accuracy}``.
+            dataset: a map-style dataset.
+            batch_size: the number of samples per batch on all workers together.
+            metrics: functions ``(output, target) -> mean over the batch`` by name, such as
+                ``{"accuracy": shoal.accuracy}``.
         """
         replica = next(iter(self.replicas.values()))
         with self._error_context("evaluate"):
             return evaluate(replica, dataset, batch_size, loss=self.loss, metrics=metrics or {})
 
     def save(self, path: str | PathLike[str] | None = None) -> Path:
-        """Write a checkpoint into a directory, by default the run's own (``checkpoint=``).
+        """Write a checkpoint into a directory, by default ``checkpoint=``; return its path.
 
-        ``kill -9`` at any moment leaves the last good one.
+        All ranks must call it together. If it is killed, the checkpoint before stays complete.
         """
         with self._error_context("save"):
             return self.checkpointer.save(path)
 
     def restore(self, path: str | PathLike[str] | None = None) -> bool:
-        """Continue from the newest good checkpoint; return whether there was one.
+        """Load the newest undamaged checkpoint; return False if there is none.
 
         Args:
-            path: a directory, or one checkpoint in it, which must exist; by default the run's own
-                directory, which may be empty.
+            path: a directory with a checkpoint, or one checkpoint; by default the run's own
+                directory, which may have none.
         """
         with self._error_context("restore"):
             restored = self.checkpointer.restore(path)
@@ -257,17 +257,17 @@ class Run:
             return restored
 
     def agree(self, value: float | bool, how: How = "mean") -> float:
-        """Return the mean, sum, max or min of all workers' values, for example to stop early."""
+        """Return the mean, sum, max or min of all ranks' values; all must call it together."""
         return self.batches.reduce(value, how)
 
     def drain(self) -> None:
-        """Finish pending updates, so that the model may be read."""
+        """Finish deferred updates, so that the model can be read."""
         for replica in self.replicas.values():
             replica.mode.drain()
         self.updater.check_deferred()
 
     def close(self) -> None:
-        """Finish pending updates, save if there is a directory, write the timeline, leave."""
+        """End the run on this rank: finish updates, save if ``checkpoint`` is set, leave."""
         if self._closed:
             return
         self._closed = True
@@ -291,9 +291,9 @@ class Run:
             return next(iter(self.replicas.values()))
         if name is None:
             first, *_ = names = list(self.replicas)
-            own = "" if call == "update" else "call it yourself, run.backward(loss), then update, "
-            which = f"run.{call}: which model of {', '.join(names)}?"
-            raise UsageError(f"{which} {own}as in run.update({first!r})")
+            text = f"run.{call} needs one model, but this run has {', '.join(names)}: call"
+            own = "" if call == "update" else "the models yourself, run.backward(loss), and then "
+            raise UsageError(f"{text} {own}run.update({first!r})")
         if name not in self.replicas:
             raise UnknownName("model", name, self.replicas)
         return self.replicas[name]
@@ -301,8 +301,8 @@ class Run:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise UsageError(
-                "this run is closed, and its peers may be gone: train inside the `with` block, or "
-                "call run.close() after the last step (evaluate and save may follow it)"
+                "this run is closed, and other workers may have ended: train inside the `with` "
+                "block, or call run.close() after the last step (evaluate and save may follow)"
             )
 
     def _refuse_own_loop(self, call: str) -> None:

@@ -1,4 +1,4 @@
-"""The options of a run besides its strategy."""
+"""The options of a run except its strategy."""
 
 from __future__ import annotations
 
@@ -34,25 +34,24 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run, checked.
+    """The options of a run; making an object raises if one is invalid.
 
     Args:
-        accumulate: micro-batches per step; their gradients add up before the exchange.
-        clip: largest global norm of the averaged gradient (after decompression, before the
-            update).
-        nonfinite: what to do about a NaN or inf. "stop" (default) checks the loss in every step,
-            and the gradient where ``clip`` is set, and ends the run; "skip" checks both in every
-            step, and all workers skip the step. Early updates (priority) check losses only.
-        backend: gloo, nccl or shoal (CPU, inside a host); None: nccl where every worker has a GPU,
-            else shoal where all workers share a host, else gloo.
-        timeout: seconds an exchange may take; then an error names the missing rank.
-        checkpoint: directory to which a checkpoint is written every ``every`` steps and at the end.
-        every: steps between checkpoints.
-        keep: how many checkpoints to keep.
-        timeline: whether to record spans.
-        logger: its ``log(metrics, step)`` is called on the main worker.
-        stateful: further objects to save and restore, by name: schedulers, averages, anything
-            with ``state_dict`` and ``load_state_dict``.
+        accumulate: the number of micro-batches per step; gradients are exchanged once per step.
+        clip: the largest 2-norm of the averaged gradient; a larger gradient is scaled down.
+        nonfinite: what to do if a NaN or inf occurs. "stop" (default) checks the loss in every
+            step, and the gradient if ``clip`` is set, and raises; "skip" checks both in every step,
+            and all workers skip the update. With early updates (priority), only losses are checked.
+        backend: gloo, nccl or shoal (CPU, all ranks on one host); None: nccl if every worker has a
+            GPU, else shoal if all workers are on one host, else gloo.
+        timeout: after how many seconds an exchange fails, with an error that names missing ranks.
+        checkpoint: the directory for a checkpoint every ``every`` steps and at the end.
+        every: the number of steps between checkpoints.
+        keep: how many checkpoints to keep; older ones are deleted.
+        timeline: whether to record the timeline.
+        logger: an object whose ``log(metrics, step)`` is called after each step, on the main rank.
+        stateful: other objects to save and restore, by name, for example a scheduler; each must
+            have ``state_dict`` and ``load_state_dict``.
     """
 
     accumulate: int = 1
@@ -71,26 +70,26 @@ class Settings:
         for name in ("accumulate", "every", "keep"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadArgument(f"{name}={value!r}", "a whole number >= 1")
+                raise BadArgument(f"{name}={value!r}", "must be a whole number >= 1")
         for name in ("clip", "timeout"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value < math.inf):
-                raise BadArgument(f"{name}={value!r}", "a positive, finite number, or None")
+                raise BadArgument(f"{name}={value!r}", "must be a positive, finite number, or None")
         if self.nonfinite not in ("stop", "skip"):
             raise UnknownName("nonfinite policy", str(self.nonfinite), ("stop", "skip"))
         if self.backend not in (None, *BACKENDS):
             raise UnknownName("backend", str(self.backend), BACKENDS)
         if self.logger is not None and not callable(getattr(self.logger, "log", None)):
-            raise BadArgument(f"logger={self.logger!r}", "it must have log(metrics, step)")
+            raise BadArgument(f"logger={self.logger!r}", "must have a method log(metrics, step)")
         _check_stateful(self.stateful)
         if self.checkpoint is not None:
             _check_directory(self.checkpoint)
 
     @classmethod
     def named(cls, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-        """Make settings from keyword arguments; an unknown name raises with the nearest names.
+        """Return settings from keyword arguments; raise with similar names if one is unknown.
 
-        ``--checkpoint`` of the command line wins over the script.
+        ``--checkpoint`` of the command line replaces the script's ``checkpoint``.
         """
         known = [f.name for f in fields(cls)]
         for name in options:
@@ -102,17 +101,17 @@ class Settings:
 
 def _check_stateful(stateful: object) -> None:
     if not isinstance(stateful, Mapping):
-        raise BadArgument(f"stateful={stateful!r}", "a dict: {'scheduler': scheduler}")
+        raise BadArgument(f"stateful={stateful!r}", "must be a dict, {'scheduler': scheduler}")
     for name, value in stateful.items():
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(value, method, None)):
                 kind = type(value).__name__
-                raise BadArgument(f"stateful={{{name!r}: {kind}}}", f"it has no {method}()")
+                raise BadArgument(f"stateful={{{name!r}: {kind}}}", f"it has no method {method}()")
 
 
 def _check_directory(path: object) -> None:
-    """Check that checkpoints can be written, before the first one is due."""
+    """Raise if checkpoints cannot be written to this directory."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise BadArgument(f"checkpoint={path!r}", "the path of a directory, or None")
+        raise BadArgument(f"checkpoint={path!r}", "must be the path of a directory, or None")
     if why := unusable(Path(path)):
         raise BadArgument(f"checkpoint={os.fspath(path)!r}", f"{why}; choose another directory")

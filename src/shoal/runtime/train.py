@@ -42,12 +42,12 @@ def train(
 
     Args:
         model: the model.
-        optimizer: over its parameters.
-        dataset: map-style or iterable.
+        optimizer: an optimizer of its parameters.
+        dataset: a map-style or iterable dataset.
         loss: ``(output, target) -> scalar``; None: the model returns its loss.
-        batch_size: of all workers together.
-        strategy: how to train; None: that of the command line, or ``auto``.
-        options: those of the loader (epochs, seed, ...) and of ``distribute`` (clip, ...).
+        batch_size: the number of samples per step on all workers together.
+        strategy: the techniques to use; None: that of the command line, or ``auto``.
+        options: options of the loader (epochs, seed, ...) and of ``distribute`` (clip, ...).
     """
     for name in options:
         if name not in OPTIONS:
@@ -63,10 +63,10 @@ def train(
 
 
 @contextmanager
-def progress(run: Run, feed: RunLoader) -> Iterator[Callable[[Step], None]]:
-    """Show a progress bar on the main worker's terminal; nothing on other workers.
+def progress(run: Run, loader: RunLoader) -> Iterator[Callable[[Step], None]]:
+    """Show a progress bar on stderr, if this is the main rank and stderr is a terminal.
 
-    ``with progress(run, feed) as show: ... show(step)``.
+    Use: ``with progress(run, loader) as show: ... show(step)`` after each step.
     """
     if not (run.is_main and sys.stderr.isatty()):
         yield lambda step: None  # reading step.samples would wait for all workers
@@ -78,7 +78,7 @@ def progress(run: Run, feed: RunLoader) -> Iterator[Callable[[Step], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[stats]}"), Left())
     total: int | None = None
     with suppress(TypeError):  # an iterable dataset has no length
-        total = len(feed)
+        total = len(loader)
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=total, completed=run.steps, stats="")
         start, samples = time.perf_counter(), 0

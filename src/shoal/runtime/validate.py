@@ -1,4 +1,4 @@
-"""Check the arguments of ``distribute``, before any other process is contacted."""
+"""Check the arguments of ``distribute`` on this rank, without communication."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
 
 def read_models(model: Any, optimizer: Any) -> Models:
-    """Return one model or several by name, each with an optimizer over its parameters only."""
+    """Return {name: (model, optimizer)}; raise if a model or an optimizer is invalid."""
     if isinstance(model, Mapping):
         if optimizer is not None or not model:
-            raise UsageError("pass several models as {name: (model, optimizer)}, and nothing else")
+            raise UsageError("several models need one dict: {name: (model, optimizer)}")
         for name, pair in model.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise UsageError(f"{name!r}: {type(pair).__name__}, not (model, optimizer)")
+                kind = type(pair).__name__
+                raise UsageError(f"the value of {name!r} is {kind}, not (model, optimizer)")
         models = {name: (module, used) for name, (module, used) in model.items()}
     else:
         models = {"model": (model, optimizer)}
@@ -34,36 +35,37 @@ def read_models(model: Any, optimizer: Any) -> Models:
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse a loss that is neither None nor callable."""
+    """Raise if the loss is neither None nor callable."""
     if loss is not None and not callable(loss):
         raise BadArgument(
-            f"loss={loss!r}", "a function (output, target) -> scalar, or None for the model's own"
+            f"loss={loss!r}",
+            "must be a function (output, target) -> scalar, or None if the model returns its loss",
         )
 
 
 def _check_pair(module: Any, optimizer: Any) -> None:
     if not isinstance(module, nn.Module):
-        raise UsageError(f"distribute takes an nn.Module, not {_kind(module)}")
+        raise UsageError(f"distribute needs an nn.Module, not {_kind(module)}")
     if optimizer is None:
-        raise UsageError("distribute(model, optimizer): the optimizer is missing")
+        raise UsageError("the optimizer is missing: pass both model and optimizer to distribute")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"distribute takes a torch.optim.Optimizer, not {_kind(optimizer)}")
+        raise UsageError(f"distribute needs a torch.optim.Optimizer, not {_kind(optimizer)}")
     if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
         raise UsageError(
-            f"{_kind(module)} has lazy parameters without a shape yet: run one batch through it "
-            "before distribute, so that every worker knows the shapes"
+            f"{_kind(module)} has lazy parameters, which have no shape yet: run one batch through "
+            "it before distribute"
         )
     own = {id(p) for p in module.parameters()}
     if not any(p.requires_grad for p in module.parameters()):
-        has = "no trainable parameters: unfreeze some" if own else "no parameters: give it some"
-        raise UsageError(f"{_kind(module)} has {has}, or do not train it")
+        has = "only frozen parameters: unfreeze some" if own else "no parameters: add some"
+        raise UsageError(f"{_kind(module)} has {has}, or do not pass it to distribute")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if foreign := [tuple(p.shape) for p in parameters if id(p) not in own]:
         raise UsageError(
             f"{len(foreign)} of the {len(parameters)} parameters of the {_kind(optimizer)} are not "
-            f"in the {_kind(module)} (the first has shape {foreign[0]}): they would not be "
-            "averaged, and workers would drift apart; build the optimizer from model.parameters(), "
-            "or make them part of the model"
+            f"in the {_kind(module)} (the first has shape {foreign[0]}): workers would "
+            "not average them; build the optimizer from model.parameters(), or make these "
+            "parameters part of the model"
         )
 
 
@@ -79,11 +81,11 @@ def _check_hyper_parameters(name: str, optimizer: torch.optim.Optimizer) -> None
             if math.isnan(number) or (key == "lr" and (number < 0 or math.isinf(number))):
                 raise BadArgument(
                     f"{key}={number} in group {index} of {name}'s optimizer",
-                    "it must be a finite number, and a learning rate not negative",
+                    "must not be NaN, and a learning rate must be finite and >= 0",
                 )
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer's step requires a closure, as LBFGS does."""
+    """Return whether ``optimizer.step`` requires a closure, as that of LBFGS does."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,4 +1,4 @@
-"""Choose the wire that carries a strategy, and the route of its all-reduces."""
+"""Choose the wire for a strategy, and the route of its all-reduces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.runtime.context import ReplicaIndex, RunContext
     from shoal.runtime.step.model import ReplicatedModel, ShardedModel
 
-CLEARLY = 0.95  # of the first route's seconds: less is clearly faster
+CLEARLY = 0.95  # "clearly faster": fewer seconds than this times those of the first route
 Group = dist.ProcessGroup | None
 
 _log = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ _tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
 def weighted(strategy: Strategy) -> bool:
-    """Return whether losses are scaled such that the sum of gradients already is their mean.
+    """Return whether losses are weighted so that the sum of gradients over workers is their mean.
 
-    It saves a pass over all gradients. It needs a compression that treats each entry alone, and one
-    sum over all workers.
+    This saves the division of all gradients. It requires a compressor that treats each element
+    alone, and one all-reduce over all workers.
     """
     whole = not strategy.partition.cuts and rules.sends_gradients(strategy)
     one_sum = strategy.coordination.via == "collective"
@@ -54,35 +54,37 @@ def weighted(strategy: Strategy) -> bool:
 
 
 def wire(
-    source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
+    model_part: ReplicatedModel | ShardedModel,
+    optimizer: torch.optim.Optimizer,
+    context: RunContext,
 ) -> Wire:
-    """Return the wire that a strategy needs between the workers of a context."""
+    """Return the wire between the workers of a context, for its strategy."""
     strategy, index = context.strategy, context.replica_index
     if index.workers > 1 and strategy.coordination.via == "server":
         from shoal.runtime.remote.client import connect_to_servers
 
-        return connect_to_servers(source, optimizer, context)
+        return connect_to_servers(model_part, optimizer, context)
     if index.workers > 1 and not strategy.synchrony.waits:
         from shoal.runtime.remote.pairs import PairWire
 
-        return PairWire(source.trainable(), context)
+        return PairWire(model_part.trainable(), context)
     return collective(strategy, index, context.group)
 
 
 def collective(strategy: Strategy, index: ReplicaIndex, group: Group) -> Wire:
-    """Return the wire of a strategy that needs a process group only."""
+    """Return the wire of a strategy that needs no servers and no pair connections."""
     if index.workers == 1:
         return NullWire()
     if strategy.coordination.via == "peers":
         row = strategy.coordination.mixing(index.workers, 0)[index.worker]
         return NeighbourWire(group, row)
     if strategy.scheduling.queues:
-        if "cpu:" in dist.get_backend_config(group):  # NCCL cannot reorder the sends of a rank
+        if "cpu:" in dist.get_backend_config(group):  # NCCL cannot reorder messages
             links = GroupLinks(group, _tag(group))
-            queues = QueuedRoute(links, paths(strategy.collectives, index, group))
+            queues = QueuedRoute(links, route_plans(strategy.collectives, index, group))
             return QueuedWire(group, weighted=weighted(strategy), queues=queues)
         _log.warning(
-            "%s: %s sends in one order only, so no message overtakes another",
+            "%s: the backend %s cannot reorder messages, so they are sent in the planned order",
             strategy.scheduling,
             dist.get_backend(group),
         )
@@ -93,18 +95,18 @@ def collective(strategy: Strategy, index: ReplicaIndex, group: Group) -> Wire:
 
 
 def _tag(group: Group) -> int:
-    """Return a new tag for each wire of a group, so that messages of several models do not mix.
+    """Return a new message tag for a wire, so that messages of several models do not mix.
 
-    All ranks create their wires in the same order, so their tags agree.
+    All ranks create their wires in the same order, so they use the same tags.
     """
     within = group or dist.group.WORLD
     if within is None:
-        raise UsageError("there is no process group: call distribute, or init_process_group")
+        raise UsageError("there is no process group: call distribute or init_process_group first")
     return next(_tags.setdefault(within, count(1)))
 
 
 def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route | None:
-    """Return the function that sums a flat tensor by this route; None: torch's own all-reduce."""
+    """Return a function that sums a flat tensor by this route, in place; None: use torch's."""
     if collective.choose is not None:
         return RouteTuner(collective, index, group)
     if collective.rounds is None:
@@ -115,64 +117,64 @@ def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route |
     )
 
 
-def paths(
+def route_plans(
     collective: Collective, index: ReplicaIndex, group: Group
 ) -> Callable[[Tensor], RoutePlan]:
-    """Return the function from a flat tensor to the rounds that sum it.
+    """Return a function from a flat tensor to the plan of the route that sums it.
 
-    Torch's own all-reduce has no rounds that could be queued: a tree replaces it.
+    Torch's own all-reduce has no messages that could be queued, so a tree is used instead of it.
     """
     if collective.choose is None:
-        path = _path(_with_hops(collective), index)
-        return lambda tensor: path
+        plan = _route_plan(_queueable(collective), index)
+        return lambda tensor: plan
     offered = collective.contenders
-    if offered is not None:  # time only routes that can be taken
+    if offered is not None:  # time only routes that can be queued
 
         def contenders(nbytes: float, workers: int, network: Network) -> tuple[Collective, ...]:
-            return tuple(dict.fromkeys(map(_with_hops, offered(nbytes, workers, network))))
+            return tuple(dict.fromkeys(map(_queueable, offered(nbytes, workers, network))))
 
         collective = replace(collective, contenders=contenders)
-    tuner, path_of = RouteTuner(collective, index, group), cache(partial(_path, index=index))
-    return lambda tensor: path_of(_with_hops(tuner.collective(tensor)))
+    tuner, plan_of = RouteTuner(collective, index, group), cache(partial(_route_plan, index=index))
+    return lambda tensor: plan_of(_queueable(tuner.collective(tensor)))
 
 
-def _with_hops(collective: Collective) -> Collective:
+def _queueable(collective: Collective) -> Collective:
     return tree() if collective.is_native else collective
 
 
-def _path(collective: Collective, index: ReplicaIndex) -> RoutePlan:
+def _route_plan(collective: Collective, index: ReplicaIndex) -> RoutePlan:
     rounds = collective.rounds(index.workers) if collective.rounds is not None else ()
     return RoutePlan(rank_rounds(rounds, index.worker), collective.chunks(index.workers))
 
 
 class RouteTuner:
-    """Sums tensors, each by the route that was chosen at the first message of its size.
+    """Sums tensors over a group; chooses a route when a tensor of a new size arrives.
 
-    1. Before the first message of all, measure the network.
-    2. Before the first message of about a size, time the contenders, if there are any.
+    1. Before the first message, it measures the network, if the choice depends on it.
+    2. Before the first message of a size (rounded to a power of four), it times the contenders.
 
-    Messages come in the same order on all workers and the workers agree on the measurements, so all
-    choose the same. A choice from a file is compared over workers, because hosts may have different
-    files under one path.
+    All workers send messages in the same order and reduce their measurements, so all choose the
+    same route. A choice that was read from a file is compared between workers, because hosts may
+    have different files at one path.
     """
 
     def __init__(self, collective: Collective, index: ReplicaIndex, group: Group) -> None:
         if collective.choose is None:
-            raise UsageError(f"{collective} is one route: there is nothing to choose")
+            raise UsageError(f"{collective} is a single route, so there is nothing to choose")
         self._collective, self._index, self._group = collective, index, group
         self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
         self._runner = cache(partial(_runner, index=index, group=group))
-        self._fastest: dict[int, Collective] = {}  # by the power of four that was timed
+        self._fastest: dict[int, Collective] = {}  # by nbytes, a power of four
         self.chosen: dict[int, Collective] = {}
-        """nbytes -> the route that carries messages of that size."""
+        """nbytes -> the route of messages of that size."""
 
     def __call__(self, tensor: Tensor) -> None:
         """Sum a flat tensor over the group, in place."""
         self._runner(self.collective(tensor))(tensor)
 
     def collective(self, tensor: Tensor) -> Collective:
-        """Return the route of a tensor; choose it if this is the first one of its size."""
+        """Return the route for a tensor; choose it if this is the first tensor of its size."""
         nbytes = tensor.nbytes
         if nbytes in self.chosen:
             return self.chosen[nbytes]
@@ -183,21 +185,21 @@ class RouteTuner:
         if not self._collective.probes:
             self._compare(chosen, tensor)
         if self._index.worker == 0:
-            _log.info("messages of %d bytes go by the route %s", nbytes, chosen)
+            _log.info("messages of %d bytes use the route %s", nbytes, chosen)
         return chosen
 
     def _choose(self, nbytes: int, device: torch.device, network: Network) -> Collective:
         offered, workers = self._collective.contenders, self._index.workers
         if offered is None:
             return self._decide(nbytes, workers, network)
-        near = power_of_four(nbytes)
-        if near not in self._fastest:
-            routes = offered(near, workers, network)
-            self._fastest[near] = self._time(routes, near, device)
-        return self._fastest[near]
+        rounded = power_of_four(nbytes)
+        if rounded not in self._fastest:
+            routes = offered(rounded, workers, network)
+            self._fastest[rounded] = self._time(routes, rounded, device)
+        return self._fastest[rounded]
 
     def _time(self, routes: Sequence[Collective], nbytes: int, device: torch.device) -> Collective:
-        """Time the routes in turns; return the first one unless another is clearly faster."""
+        """Time the routes; return the first route unless another is clearly faster."""
         zeros, times = blank(nbytes, device), in_a_row(nbytes)
         calls = [partial(_repeat, self._runner(route), zeros, times) for route in routes]
         seconds = [taken / times for taken in race(calls, self._group, device)]
@@ -214,9 +216,9 @@ class RouteTuner:
         dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self._group)
         if extremes[0] != -extremes[1]:
             raise LayoutMismatch(
-                f"worker {self._index.worker} read in its report that {tensor.nbytes} bytes go by "
-                f"{chosen}, another worker read another route: give all hosts the same report of "
-                "shoal bench routes"
+                f"worker {self._index.worker} read in its report that {tensor.nbytes} bytes use "
+                f"{chosen}, but another worker read another route: give all hosts the same report "
+                "of shoal bench routes"
             )
 
 
@@ -230,9 +232,9 @@ def _repeat(route: Route, tensor: Tensor, times: int) -> None:
 
 
 def power_of_four(nbytes: int) -> int:
-    """Return the power nearest by ratio, up to 16 MB: beyond it the fastest route stays the same.
+    """Return the power of four nearest by ratio, at most 16 MB: larger messages use its route.
 
     >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
     (4, 16)
     """
-    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # integers: equal on all hosts
+    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # exact on all hosts

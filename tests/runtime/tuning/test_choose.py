@@ -70,8 +70,8 @@ def test_it_measures_tries_keeps_and_then_leaves_well_alone() -> None:
     played = Played(adaptive())
     played.settle()
     whys = [planned.why for _, planned in played.chosen]
-    assert whys[1].startswith("measured; a message takes")
-    assert whys[-1].startswith("kept of")
+    assert whys[1].startswith("the link is measured; a message takes")
+    assert whys[-1].startswith("best of")
     changes = len(played.chosen)
     played.settle()
     assert len(played.chosen) == changes
@@ -108,7 +108,7 @@ def test_messages_of_another_size_are_measured_so_that_startup_and_rate_are_told
     played = Played(schedule, link)
     played.settle()
     _, survey = played.chosen[0]
-    assert survey.why == "to measure messages of another size"
+    assert survey.why == "run to measure messages of another size"
     _, decision = played.chosen[1]
     assert decision.link.alpha == pytest.approx(link.alpha, rel=0.1)
     assert decision.link.beta == pytest.approx(link.beta, rel=0.1)
@@ -161,7 +161,7 @@ def test_two_that_seem_close_are_told_apart_by_what_they_took_both_times() -> No
     choice = ScheduleTuner(adaptive(), LAYERS)
     played = Played(adaptive(), Link(1e-4, 1e-9))
     played.choice = choice
-    while not (played.chosen and played.chosen[-1][1].why.startswith("tried again")):
+    while not (played.chosen and played.chosen[-1][1].why.startswith("run again")):
         played.window()
         assert played.steps < 60
     again = choice._state.at

@@ -1,1 +1,1 @@
-"""Save the state of a run in checkpoints, and restore it on the same or other workers."""
+"""Save a run in checkpoints, and restore it on the same or another number of workers."""

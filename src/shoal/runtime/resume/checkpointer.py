@@ -1,7 +1,7 @@
-"""When a run saves and restores.
+"""Decide when a run saves and restores its checkpoints.
 
-A batch counts as trained once the loader has yielded it. So ``run.save`` belongs between two
-batches (after the step), and automatic saves wait until the loop asks for the next batch: then all
+A saved loader continues behind the last batch that it has yielded. So ``run.save`` must be called
+after the step on that batch. Automatic saves wait until the loop asks for the next batch: then all
 models of the run are updated, schedulers have stepped, and each batch is trained exactly once.
 """
 
@@ -29,13 +29,13 @@ log = logging.getLogger("shoal")
 
 
 class Checkpointer:
-    """Saves and restores a run; its settings name the directory.
+    """Saves and restores a run, by default in the ``checkpoint`` directory of its settings.
 
     Args:
-        drain: finishes pending updates.
+        drain: a function that finishes pending updates of all models.
 
     Attributes:
-        random_state: to be restored at the next batch or step, after a restore.
+        random_state: state of the random generators to set at the next batch or step, or None.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Checkpointer:
         self.random_state: dict[str, Any] | None = None
         self._drain = drain
         self._directory = context.settings.checkpoint
-        self._last_step: int | None = None  # last saved or restored
-        self._due = False  # a save waits until the loop is done with its batch
+        self._last_step: int | None = None  # the step that was saved or restored last
+        self._due = False  # whether a save waits until the loop asks for the next batch
         self._loaded: Loaded | None = None
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Save the run; all ranks must call it together."""
+        """Save the run and return the path of the checkpoint; all ranks must call it together."""
         from shoal import checkpoint
         from shoal.runtime.resume.snapshot import snapshot
 
@@ -68,7 +68,10 @@ class Checkpointer:
         return written
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
-        """Load the newest good checkpoint; return whether there was one."""
+        """Load the newest undamaged checkpoint, in place; all ranks must call it together.
+
+        Return False if the run's own directory has none; raise if ``path`` has none.
+        """
         from shoal import checkpoint
         from shoal.runtime.resume.snapshot import Restorer
 
@@ -91,18 +94,18 @@ class Checkpointer:
         for loader in self.position.loaders:
             self._place(loader)
         if world.size > 1 and not self.context.strategy.synchrony.waits:
-            dist.barrier()  # a peer that is ready must not change a model not yet restored
+            dist.barrier()  # else a peer could change a model that is not restored yet
         if world.is_main:
             log.info("restored step %d from %s", self.position.steps, loaded.path)
             restorer.log_changes()
         return True
 
     def restore_random_state(self, *, keep: bool = False) -> None:
-        """Restore the random state of a restored checkpoint.
+        """Set the random generators to the state in the restored checkpoint, if there is one.
 
-        It happens at the first batch or step after the restore, so that data that the script makes
-        after ``distribute`` from a seeded generator are the same as in the first run. With ``keep``
-        it is restored once more at the next batch or step.
+        The first batch or step after a restore calls this. The script may create data from a
+        seeded generator before that, and gets the same data as in the first run. With ``keep``
+        the state is set once more at the next batch or step.
         """
         if self.random_state is not None:
             from shoal import checkpoint
@@ -112,12 +115,12 @@ class Checkpointer:
                 self.random_state = None
 
     def add_loader(self, loader: RunLoader) -> None:
-        """Add a loader to the run, at the position where the checkpoint left it."""
+        """Add a loader to the run; after a restore, move it to its saved position."""
         self.position.loaders.append(loader)
         self._place(loader)
 
     def _place(self, loader: RunLoader) -> None:
-        """Give the k-th loader of the script the position of the k-th that was saved."""
+        """Set the callbacks of a loader, and move the k-th loader to the k-th saved position."""
         loader.step = self.position.steps
         loader.on_start, loader.on_batch_done = self.restore_random_state, self._save_due
         if self._loaded is not None:
@@ -127,7 +130,7 @@ class Checkpointer:
                 loader.load_state_dict(saved[index])
 
     def save_if_due(self) -> None:
-        """Save every so many steps: now, or when the loop asks for its next batch."""
+        """Save if ``every`` divides the number of steps: now, or at the loop's next batch."""
         settings = self.context.settings
         if settings.checkpoint is None or self.position.steps % settings.every:
             return
@@ -137,7 +140,7 @@ class Checkpointer:
             self._save_due()
 
     def _warn_of_later_checkpoints(self) -> None:
-        """Warn of another run's later checkpoints, from which ``--resume`` would continue."""
+        """Warn if the directory has a later checkpoint, which another run must have saved."""
         if self._last_step is not None or not self.context.world.is_main:
             return
         from shoal import checkpoint
@@ -145,13 +148,13 @@ class Checkpointer:
         newest = checkpoint.newest(self._directory or ".")
         if newest is not None and int(newest.name.rpartition("-")[2]) > self.position.steps:
             log.warning(
-                "%s is another run's checkpoint, later than this run's: --resume would continue "
-                "from it; give each run its own directory",
+                "another run saved %s, which is later than this run: --resume would continue from "
+                "that checkpoint; use a separate directory for each run",
                 newest,
             )
 
     def _save_due(self) -> None:
-        """Do the save that is due. A failure does not end the training: the next may succeed."""
+        """Save if a save is due. If it fails, log the error and go on: the next may succeed."""
         if not self._due:
             return
         self._due = False
@@ -161,37 +164,37 @@ class Checkpointer:
         except CheckpointError as error:
             if self.context.world.is_main:
                 step = self.position.steps
-                log.error("step %d was not saved, training continues: %s", step, error)
+                log.error("step %d was not saved, but training continues: %s", step, error)
 
     def save_last(self) -> None:
-        """Save at the end of the run what was trained since the last save."""
+        """Save at the end of the run, unless nothing was trained since the last save."""
         steps = self.position.steps
         if self._directory is not None and self._last_step != steps and steps:
             self._due = True
             self._save_due()
 
     def resume(self) -> None:
-        """Restore the newest checkpoint under ``shoal run --resume``, or after a restart."""
+        """Restore the newest checkpoint if the launcher asks for it: ``--resume``, or a restart."""
         if os.environ.get(env.RESUME) != "1":
             return
         if self._directory is None:
             if self.context.world.env.generation > 0:  # a restart of a run without checkpoints
                 return
             raise UsageError(
-                "--resume, but there is no checkpoint directory: give shoal run --checkpoint or "
-                "distribute(checkpoint=...)"
+                "--resume cannot restore, because there is no checkpoint directory: name one with "
+                "shoal run --checkpoint or distribute(checkpoint=...)"
             )
         if not self.restore() and self.context.world.is_main:
-            log.info("nothing to resume in %s: starting anew", self._directory)
+            log.info("%s has no checkpoint: the run starts at step 0", self._directory)
 
     def _root(self, path: str | os.PathLike[str] | None) -> Path:
-        """Return this directory, by default the run's own."""
+        """Return ``path``, or the run's own directory if it is None."""
         root = path if path is not None else self._directory
         if root is None:
             options = "run.save(path), distribute(checkpoint=...) or shoal run --checkpoint"
-            raise UsageError(f"there is no checkpoint directory: give one by {options}")
+            raise UsageError(f"there is no checkpoint directory: name one with {options}")
         return Path(root)
 
     def _group(self) -> dist.ProcessGroup | None:
-        """Return the ranks that save and load together."""
+        """Return the process group that saves and loads together; None if there is one rank."""
         return dist.group.WORLD if self.context.world.size > 1 else None

@@ -1,18 +1,18 @@
-"""Save the state of a run, and load it: exactly on the same workers, nearly on others.
+"""Return the state of a run for a checkpoint, and load it on the same or other workers.
 
 A checkpoint contains:
 
-* shared by all workers: the agreed model and, where all hold the same, the optimizer;
-* each worker's own: the state of its mode, its random state, its buffers and, where replicas
-  differ, its replica.
+* once: the agreed model and, if it is the same on all workers, the optimizer state;
+* for each rank: the state of its mode, its random state, its buffers, the script's ``stateful``
+  objects and, if replicas differ, its parameters and its optimizer state.
 
 Gradients that no update has used yet are not saved.
 
-On load, everything is checked before anything is overwritten. On the same number of workers, with
-the same partition, each worker gets its own state back. On others the model is the agreed one, the
-order of samples continues, optimizers and residuals are the mean of the saved ones, and random
-generators stay as the script seeded them. The mean of all workers' residuals, which is what reaches
-the model, stays the same.
+On load, the model, the optimizer and the loaders are checked before anything is overwritten. With
+the same number of ranks and the same partition, each rank gets its own state back. Otherwise all
+workers start from the agreed model, the order of samples continues, optimizer states and residuals
+are the mean of the saved ones, and random generators stay as the script seeded them. Averaging the
+residuals does not change their mean over workers, and only this mean reaches the model.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from shoal.runtime.resume.state import (
     model_state,
     optimizer_state,
     parameters_of,
-    rank_in_replica,
-    state_form,
+    replica_coordinates,
+    state_compatibility_key,
 )
 from shoal.runtime.step.batches import RunLoader, RunPosition
 from shoal.runtime.step.replica import Replica
@@ -55,25 +55,25 @@ def snapshot(
 ) -> checkpoint.State:
     """Return the state of a run; all ranks must call it together."""
     shared: State = {}
-    own: State = {"rng": checkpoint.rng_state(), "place": rank_in_replica(context)}
+    own: State = {"rng": checkpoint.rng_state(), "place": replica_coordinates(context)}
     for name, replica in replicas.items():
         state = own[name] = {}
         with replica.agreed():
-            model = model_state(replica.source)
-            # After the block the replica has its own values again, also in tensors not copied here.
-            stays = replica.mode.agrees and not any(True for _ in replica.model.buffers())
-            shared[name] = model if stays else copied(model)
+            model = model_state(replica.model_part)
+            # After this block the replica has its own values again: copy what would change then.
+            unchanged = replica.mode.agrees and not any(True for _ in replica.model.buffers())
+            shared[name] = model if unchanged else copied(model)
             _save_optimizer(replica, name, shared, state)
         state["axes"] = replica.mode.state_dict()
-        state["buffers"] = local_buffers(replica.source)
+        state["buffers"] = local_buffers(replica.model_part)
         if not replica.mode.agrees:
-            parameters = replica.source.trainable().items()
+            parameters = replica.model_part.trainable().items()
             state["parameters"] = {n: t.detach() for n, t in parameters}
     stateful = context.settings.stateful
     own["stateful"] = {name: each.state_dict() for name, each in stateful.items()}
     facts = {
         "strategy": repr(context.strategy),
-        "memory": state_form(context),
+        "memory": state_compatibility_key(context),
         "agrees": all(replica.mode.agrees for replica in replicas.values()),
         "steps": position.steps,
         "workers": context.world.size,
@@ -84,12 +84,12 @@ def snapshot(
 
 
 def _save_optimizer(replica: Replica, name: str, shared: State, own: State) -> None:
-    """Save an optimizer state that serves all workers as shared, any other as the worker's own.
+    """Add the optimizer state to ``shared`` if it is the same on all workers, else to ``own``.
 
-    The state of a sharded parameter is gathered first: then it fits any other partition.
+    In ``own``, the state of a sharded parameter is gathered, so that any partition can load it.
     """
-    parameters = parameters_of(replica.source)
-    if replica.mode.shares_optimizer and replica.source.pipeline is None:
+    parameters = parameters_of(replica.model_part)
+    if replica.mode.shares_optimizer and replica.model_part.pipeline is None:
         state = optimizer_state(replica.optimizer, parameters)
         shared[f"{name} optimizer"] = replica.mode.optimizer_state(state)
     else:
@@ -101,25 +101,27 @@ class Restorer:
 
     def __init__(self, context: RunContext, loaded: checkpoint.Loaded) -> None:
         self.context, self.loaded = context, loaded
-        self.own: Mapping[str, Any] | None = loaded.mine  # of this rank, on as many ranks
-        self.dropped: list[str] = []
+        self.own: Mapping[str, Any] | None = loaded.mine  # None on another number of ranks
+        self.dropped: list[str] = []  # names of models whose saved mode state is not used
         self._parts: list[Mapping[str, Any]] = []
         self._optimizers: dict[str, State] = {}
 
     def check(self, replicas: Mapping[str, Replica], loaders: Sequence[RunLoader]) -> None:
-        """Raise if the checkpoint does not fit, before anything is overwritten."""
+        """Raise if the checkpoint does not fit the models, optimizers or loaders; change none."""
         if lacking := FACTS - set(self.loaded.meta):
             raise CheckpointMismatch(
-                f"{self.loaded.path} was not saved by a run: no {min(lacking)} in it"
+                f"{self.loaded.path} was not saved by a run, because it has no {min(lacking)!r}: "
+                "choose a checkpoint that run.save wrote"
             )
         for name, replica in replicas.items():
-            checkpoint.match(model_layout(replica.source), self.loaded, under=name)
+            checkpoint.match(model_layout(replica.model_part), self.loaded, under=name)
             state = self._optimizers[name] = self._optimizer(name, replica)
-            check_optimizer(replica.optimizer, parameters_of(replica.source), state)
+            check_optimizer(replica.optimizer, parameters_of(replica.model_part), state)
         for loader, position in zip(loaders, self.loaded.meta["feeds"], strict=False):
             loader.check(position)
 
     def _optimizer(self, name: str, replica: Replica) -> State:
+        """Return the saved optimizer state for a replica: shared, this rank's own, or merged."""
         shared: State | None = self.loaded.shared.get(f"{name} optimizer")
         if shared is not None:
             return shared
@@ -131,76 +133,76 @@ class Restorer:
 
     @property
     def _own_part(self) -> Mapping[str, Any] | None:
-        """What this rank saved itself, if it holds the same part of a replica now."""
-        alike = self.loaded.meta["memory"][-1] == state_form(self.context)[-1]
-        return self.own if alike else None
+        """This rank's saved state, if the number of ranks and the partition are as when saved."""
+        same_partition = self.loaded.meta["memory"][-1] == state_compatibility_key(self.context)[-1]
+        return self.own if same_partition else None
 
     def _all_parts(self) -> list[Mapping[str, Any]]:
-        """What all ranks saved of their own, read once."""
+        """Return the own state of each rank that saved; read it from the files only once."""
         if not self._parts:
             self._parts = [self.loaded.parts(rank) for rank in range(self.loaded.size)]
         return self._parts
 
     @torch.no_grad()
     def restore(self, name: str, replica: Replica) -> None:
-        """Load the model, the optimizer and the mode's state of one replica."""
-        load_model(replica.source, self.loaded.shared[name])
+        """Load the model, the optimizer state and the mode's state of one replica, in place."""
+        load_model(replica.model_part, self.loaded.shared[name])
         optimizer = replica.mode.load_remote(self._optimizers[name])
-        load_optimizer(replica.optimizer, parameters_of(replica.source), optimizer)
+        load_optimizer(replica.optimizer, parameters_of(replica.model_part), optimizer)
         state = self._mode_state(name, replica)
         if self._own_part is not None:
             own = self._own_part[name]
-            _copy_matching(local_buffers(replica.source), own["buffers"])
+            _copy_matching(local_buffers(replica.model_part), own["buffers"])
             if state and not replica.mode.agrees:
-                _copy_matching(replica.source.trainable(), own.get("parameters", {}))
+                _copy_matching(replica.model_part.trainable(), own.get("parameters", {}))
         replica.mode.load_state_dict(_to_device(state, self.context.world.device))
 
     def _mode_state(self, name: str, replica: Replica) -> Mapping[str, Any]:
-        """Return the saved state of the mode, if today's strategy can use it; else nothing."""
+        """Return the saved state of the mode; {} if the current strategy cannot use it."""
         first = self.own if self.own is not None else self._all_parts()[0]
         saved: Mapping[str, Any] = first[name]["axes"]
         fits = set(saved) == set(replica.mode.state_dict())
-        if not fits or self.loaded.meta["memory"] != state_form(self.context):
+        if not fits or self.loaded.meta["memory"] != state_compatibility_key(self.context):
             self.dropped += [name] if flatten(saved, name)[1] else []
             return {}
         if self.own is not None:
             return saved
-        place = rank_in_replica(self.context)
+        place = replica_coordinates(self.context)
         alike = [part[name]["axes"] for part in self._all_parts() if part["place"] == place]
         merged: Mapping[str, Any] = merge_states(alike)
         return merged
 
     def restore_stateful(self) -> None:
-        """Load the script's ``stateful`` objects; rank 0's on another number of ranks."""
+        """Load the ``stateful`` objects; on another number of ranks, all ranks load rank 0's."""
         saved = (self.own if self.own is not None else self.loaded.parts(0))["stateful"]
         for name, each in self.context.settings.stateful.items():
             if name in saved:
                 each.load_state_dict(_match_types(each.state_dict(), saved[name]))
             elif self.context.world.is_main:
-                log.warning("%s is not in the checkpoint: it starts anew", name)
+                log.warning("%s is not in the checkpoint, so its state is not changed", name)
 
     def log_changes(self) -> None:
-        """Log what differs from when the checkpoint was saved."""
+        """Log what differs between the run that saved the checkpoint and this run."""
         meta, strategy = self.loaded.meta, repr(self.context.strategy)
         if self.own is None:
             size = self.context.world.size
-            log.info("saved by %d workers, continuing with %d", self.loaded.size, size)
+            log.info("%d ranks saved the checkpoint, this run has %d", self.loaded.size, size)
         if meta["strategy"] != strategy:
-            log.info("saved under %s, continuing under %s", meta["strategy"], strategy)
+            log.info("saved with the strategy %s, this run uses %s", meta["strategy"], strategy)
         for name in self.dropped:
-            log.warning("%s: the state that its old strategy saved is dropped", name)
+            log.warning("%s: the mode's state is dropped: it does not fit this strategy", name)
 
 
 @torch.no_grad()
 def _copy_matching(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy values of the same shape; a cache may not exist yet, or be larger: it is left alone."""
+    """Copy each value into the target of the same name, in place, if the shapes are equal."""
     for name, value in values.items():
         if name in targets and targets[name].shape == value.shape:
             targets[name].copy_(value)
 
 
 def _match_types(current: Any, saved: Any) -> Any:
-    """Return the saved state in the types of the current one: a Counter was saved as a dict."""
+    """Return ``saved`` with dicts turned into Counters where ``current`` has a Counter."""
     if not isinstance(current, dict) or not isinstance(saved, dict):
         return saved
     state = {key: _match_types(current.get(key), value) for key, value in saved.items()}
@@ -208,9 +210,9 @@ def _match_types(current: Any, saved: Any) -> Any:
 
 
 def merge_states(parts: Sequence[Any]) -> Any:
-    """Return the mean of nested states, tensor by tensor; of other values the first.
+    """Return one nested state: the mean of floating-point tensors, of other values the first.
 
-    A value that only some parts have (the stages of a pipeline) is the mean over those.
+    A key that only some of the states have (those of one pipeline stage) is merged over these.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -220,7 +222,7 @@ def merge_states(parts: Sequence[Any]) -> Any:
         if not first.is_floating_point() or not alike:
             return first
         if all(torch.equal(p, first) for p in parts[1:]):
-            return first  # a mean would round
+            return first  # exactly; a mean could differ by rounding
         return torch.stack([p.double() for p in parts]).mean(0).to(first.dtype)
     if isinstance(first, Mapping):
         keys = dict.fromkeys(key for part in parts for key in part)
@@ -231,7 +233,7 @@ def merge_states(parts: Sequence[Any]) -> Any:
 
 
 def _merge_optimizers(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one optimizer state: of stages the union, of replicas the mean."""
+    """Merge the optimizer states of all ranks: unite pipeline stages, and average replicas."""
     groups = [
         {**alike[0], "params": list(dict.fromkeys(n for group in alike for n in group["params"]))}
         for alike in zip(*(state["groups"] for state in states), strict=True)
@@ -241,7 +243,7 @@ def _merge_optimizers(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _to_device(value: Any, device: torch.device) -> Any:
-    """Return a nested state on another device."""
+    """Return a nested state with all tensors moved to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):

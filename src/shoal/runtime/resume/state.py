@@ -1,7 +1,8 @@
-"""The state of a model and of an optimizer by parameter name, gathered from all ranks or not.
+"""Save and load the state of a model and of an optimizer, by parameter name.
 
-Names instead of numbers, so that a state fits any rank that holds the parameter: another worker, a
-pipeline stage on another rank, a server.
+torch numbers the parameters of an optimizer. Names are used here instead, so that any rank that
+holds a parameter can load its state: another worker, another pipeline stage, a server. State that
+is sharded over ranks can be gathered first.
 """
 
 from __future__ import annotations
@@ -17,42 +18,42 @@ from shoal.runtime.context import RunContext
 from shoal.runtime.loss import plain
 from shoal.runtime.step.model import ModelPart, ShardedModel
 
-Named = Mapping[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
 State = dict[str, Any]
 
 
-def model_state(source: ModelPart) -> dict[str, Tensor]:
-    """Return the whole model's state; all ranks of a sharded model must call it together."""
-    if isinstance(source, ShardedModel):
+def model_state(model_part: ModelPart) -> dict[str, Tensor]:
+    """Return the whole model's ``state_dict``; ranks of a sharded model must call it together."""
+    if isinstance(model_part, ShardedModel):
         from shoal.runtime.parallel import full_state
 
-        return full_state(source.parallel)
-    return {plain(n): t for n, t in source.model.state_dict().items() if isinstance(t, Tensor)}
+        return full_state(model_part.parallel)
+    return {plain(n): t for n, t in model_part.model.state_dict().items() if isinstance(t, Tensor)}
 
 
-def model_layout(source: ModelPart) -> dict[str, Tensor]:
-    """Return the names, shapes and dtypes of :func:`model_state`, without communication."""
-    if isinstance(source, ShardedModel):
-        entries = source.parallel.entries
+def model_layout(model_part: ModelPart) -> dict[str, Tensor]:
+    """Return a tensor of the right shape and dtype for each name; meta tensors if sharded."""
+    if isinstance(model_part, ShardedModel):
+        entries = model_part.parallel.entries
         return {e.name: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in entries}
-    return model_state(source)
+    return model_state(model_part)
 
 
 @torch.no_grad()
-def load_model(source: ModelPart, state: Named) -> None:
-    """Load a whole model's state."""
-    if isinstance(source, ShardedModel):
+def load_model(model_part: ModelPart, state: NamedTensors) -> None:
+    """Copy the state that :func:`model_state` returned into the model, in place."""
+    if isinstance(model_part, ShardedModel):
         from shoal.runtime.parallel import load_full
 
-        return load_full(source.parallel, state)
-    for name, tensor in source.model.state_dict().items():
+        return load_full(model_part.parallel, state)
+    for name, tensor in model_part.model.state_dict().items():
         if isinstance(tensor, Tensor):
             tensor.copy_(state[plain(name)])
     return None
 
 
-def copied(state: Named) -> dict[str, Tensor]:
-    """Return a copy of a state; tied tensors stay tied."""
+def copied(state: NamedTensors) -> dict[str, Tensor]:
+    """Return copies of all tensors of a state; names that share one tensor share one copy."""
     copies: dict[tuple[Any, ...], Tensor] = {}
     copied_state = {}
     for name, tensor in state.items():
@@ -64,35 +65,35 @@ def copied(state: Named) -> dict[str, Tensor]:
     return copied_state
 
 
-def parameters_of(source: ModelPart) -> dict[str, Tensor]:
-    """Return every parameter that this rank holds, frozen ones included."""
-    return {plain(name): p for name, p in source.model.named_parameters()}
+def parameters_of(model_part: ModelPart) -> dict[str, Tensor]:
+    """Return every parameter that this rank holds by name, including frozen parameters."""
+    return {plain(name): p for name, p in model_part.model.named_parameters()}
 
 
 def optimizer_state(
-    optimizer: torch.optim.Optimizer, named: Named, *, whole: bool = False
+    optimizer: torch.optim.Optimizer, parameters: NamedTensors, *, whole: bool = False
 ) -> State:
     """Return an optimizer's state and hyper-parameters, by parameter name.
 
-    With ``whole``, gather what is sharded: all ranks that hold a part must call it together.
+    With ``whole``, sharded tensors are gathered: all ranks that hold a part must call it together.
     """
-    names = _names(optimizer, named)
+    names = _names(optimizer, parameters)
     state = {
-        names[id(p)]: {k: _whole(v) if whole else v for k, v in values.items()}
+        names[id(p)]: {k: _gather(v) if whole else v for k, v in values.items()}
         for p, values in optimizer.state.items()
         if id(p) in names
     }
-    kinds = (bool, int, float, str, type(None), tuple, list, Tensor)
+    savable_types = (bool, int, float, str, type(None), tuple, list, Tensor)
     groups = []
     for group in optimizer.param_groups:
-        hyper = {k: v for k, v in group.items() if k != "params" and isinstance(v, kinds)}
+        hyper = {k: v for k, v in group.items() if k != "params" and isinstance(v, savable_types)}
         groups.append({**hyper, "params": [names[id(p)] for p in group["params"]]})
     entries: Mapping[Any, Any] = optimizer.state
     extra = {k: v for k, v in entries.items() if isinstance(k, str)}
     return {"kind": type(optimizer).__name__, "state": state, "groups": groups, "extra": extra}
 
 
-def _whole(value: Any) -> Any:
+def _gather(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     from torch.distributed.tensor import DTensor, Replicate
@@ -100,53 +101,58 @@ def _whole(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
     placements = list(value.placements)
-    for axis in range(len(placements)):  # one axis at a time: all at once, torch warns
+    for axis in range(len(placements)):  # torch warns if several axes change in one call
         placements[axis] = Replicate()
         value = value.redistribute(placements=placements)
     return value.to_local()
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State) -> None:
-    """Check that a state is this optimizer's, before anything is overwritten.
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: NamedTensors, state: State
+) -> None:
+    """Raise if a saved state does not fit this optimizer; change nothing.
 
     Raises:
-        CheckpointMismatch: the kind, the groups or the parameters differ; names the first.
+        CheckpointMismatch: the class, the groups or their parameters differ; it says which.
     """
     kind = type(optimizer).__name__
     if state["kind"] != kind:
         raise CheckpointMismatch(
             f"the checkpoint's optimizer is {state['kind']}, this one is {kind}: "
-            "build the one that was saved"
+            "build an optimizer of the class that was saved"
         )
     if len(state["groups"]) != len(optimizer.param_groups):
         raise CheckpointMismatch(
             f"the checkpoint's optimizer has {len(state['groups'])} parameter groups, this one "
-            f"{len(optimizer.param_groups)}: build it as it was when saved"
+            f"{len(optimizer.param_groups)}: build the optimizer with the groups that were saved"
         )
-    names = _names(optimizer, named)
+    names = _names(optimizer, parameters)
     groups = zip(optimizer.param_groups, state["groups"], strict=True)
     for index, (group, saved) in enumerate(groups):
         own = {names[id(p)] for p in group["params"]}
-        saved_names = named.keys() & saved["params"]  # a pipeline stage holds only its own
+        saved_names = parameters.keys() & saved["params"]  # a pipeline stage holds only some
         if differing := sorted(own ^ saved_names):
-            here = "this optimizer, but not of the checkpoint's"
-            there = "the checkpoint's optimizer, but not of this one"
+            owner, other = "this optimizer", "the checkpoint's optimizer"
+            if differing[0] not in own:
+                owner, other = other, owner
             raise CheckpointMismatch(
-                f"{differing[0]} is in group {index} of {here if differing[0] in own else there}: "
-                "build it as it was when saved"
+                f"{differing[0]} is in group {index} of {owner}, but not in group {index} of "
+                f"{other}: build the optimizer with the groups that were saved"
             )
 
 
 @torch.no_grad()
-def load_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State) -> None:
-    """Replace an optimizer's state and hyper-parameters."""
-    names = _names(optimizer, named)
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: NamedTensors, state: State
+) -> None:
+    """Replace an optimizer's state and hyper-parameters by saved ones, in place."""
+    names = _names(optimizer, parameters)
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, state["groups"], strict=True):
         for key, value in saved.items():
             current = group.get(key)
             if isinstance(current, Tensor) and isinstance(value, Tensor):
-                current.copy_(value)  # in place, as compiled code may refer to it
+                current.copy_(value)  # in place, because compiled code may refer to this tensor
             elif key != "params":
                 group[key] = value
         on_device = bool(group.get("capturable") or group.get("fused"))
@@ -154,56 +160,64 @@ def load_optimizer(optimizer: torch.optim.Optimizer, named: Named, state: State)
             values = state["state"].get(names[id(p)])
             if values is not None:
                 optimizer.state[p] = {
-                    k: _like(p, v, moves=k != "step" or on_device) for k, v in values.items()
+                    k: _copy_for(p, v, to_device=k != "step" or on_device)
+                    for k, v in values.items()
                 }
     optimizer.state.update(state["extra"])
 
 
-def _like(parameter: Tensor, value: Any, *, moves: bool) -> Any:
-    """Return a copy of a saved value on the parameter's device, sharded as the parameter is."""
-    if isinstance(value, list | tuple):  # LBFGS keeps lists
-        return type(value)(_like(parameter, v, moves=moves) for v in value)
+def _copy_for(parameter: Tensor, value: Any, *, to_device: bool) -> Any:
+    """Return a saved value with its tensors copied.
+
+    With ``to_device`` they go to the parameter's device; a tensor of its shape is sharded like it.
+    """
+    if isinstance(value, list | tuple):  # LBFGS has lists of tensors in its state
+        return type(value)(_copy_for(parameter, v, to_device=to_device) for v in value)
     if not isinstance(value, Tensor):
         return value
-    if not moves:
+    if not to_device:
         return value.clone()
-    here = value.to(parameter.device, copy=True)
-    if here.shape != parameter.shape:
-        return here
+    moved = value.to(parameter.device, copy=True)
+    if moved.shape != parameter.shape:
+        return moved
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(parameter, DTensor):
-        return here
-    mesh, places = parameter.device_mesh, parameter.placements
-    return distribute_tensor(here, mesh, places, src_data_rank=None)
+        return moved
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return distribute_tensor(moved, mesh, placements, src_data_rank=None)
 
 
-def _names(optimizer: torch.optim.Optimizer, named: Named) -> dict[int, str]:
-    known = {id(p): name for name, p in named.items()}
+def _names(optimizer: torch.optim.Optimizer, parameters: NamedTensors) -> dict[int, str]:
+    """Return ``id(parameter)`` -> name; a parameter outside the model is named by its position."""
+    known = {id(p): name for name, p in parameters.items()}
     for index, group in enumerate(optimizer.param_groups):
-        for place, p in enumerate(group["params"]):
-            known.setdefault(id(p), f"group {index} parameter {place}")
+        for position, p in enumerate(group["params"]):
+            known.setdefault(id(p), f"group {index} parameter {position}")
     return known
 
 
-def local_buffers(source: ModelPart) -> dict[str, Tensor]:
-    """Return this rank's buffers by name, also those that a ``state_dict`` omits."""
-    buffers = {plain(n): b for n, b in source.model.named_buffers()}
-    if not isinstance(source, ShardedModel):
+def local_buffers(model_part: ModelPart) -> dict[str, Tensor]:
+    """Return this rank's buffers by name, including those that are not in its ``state_dict``."""
+    buffers = {plain(n): b for n, b in model_part.model.named_buffers()}
+    if not isinstance(model_part, ShardedModel):
         return buffers
     from shoal.runtime.parallel.parallelize import local
 
     return {name: local(b) for name, b in buffers.items()}
 
 
-def state_form(context: RunContext) -> list[str]:
-    """Return what the form of a mode's state depends on: compressor, slices, partition (last)."""
+def state_compatibility_key(context: RunContext) -> list[str]:
+    """Return texts that must be the same when a mode's state is saved and when it is loaded.
+
+    They are the compressor, the schedule (if it slices tensors, else ""), and the partition.
+    """
     s = context.strategy
     degrees = f"shard({s.partition.shard}) tensor({s.partition.tensor}) pipe({s.partition.pipe})"
     return [repr(s.compression), repr(s.scheduling) if s.scheduling.slices else "", degrees]
 
 
-def rank_in_replica(context: RunContext) -> list[int]:
-    """Return which part of a replica this rank holds: states of the same part can be averaged."""
+def replica_coordinates(context: RunContext) -> list[int]:
+    """Return this rank's [pp, dp_shard, tp] in the mesh; [] if each rank holds a whole model."""
     mesh, axes = context.mesh, ("pp", "dp_shard", "tp")
     return [] if mesh is None else [mesh[axis].get_local_rank() for axis in axes]

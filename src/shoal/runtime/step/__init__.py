@@ -1,4 +1,4 @@
-"""One training step, one module for each part, in the order of the step:
+"""One training step. Each module is one part; in the order in which a step uses them:
 
 batches -> replica -> modes -> engine and comm_queue -> exchange over buffers -> stats -> update.
 """

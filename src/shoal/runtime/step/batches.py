@@ -1,4 +1,4 @@
-"""The data of a step: the run's loader, the samples of all ranks, and micro-batches."""
+"""Load batches, count the samples of a step on all ranks, and cut micro-batches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OPS = {"mean": _OP.SUM, "sum": _OP.SUM, "max": _OP.MAX, "min": _OP.MIN}
 
 
 class RunLoader:
-    """A loader of this rank's data: the timeline shows its waits, checkpoints hold its position.
+    """Yields this rank's batches, and records in the timeline how long the loop waits for them.
 
     Attributes:
-        step: the number of the step to come.
-        busy: whether the loop still holds a batch.
+        step: the number of the next step.
+        busy: whether the loop is using a batch, so that its step may not be over.
         on_start: called before the first batch of a loop.
-        on_batch_done: called when the loop is done with a batch.
+        on_batch_done: called when the loop asks for the next batch.
     """
 
     def __init__(self, loader: Loader, context: RunContext) -> None:
@@ -44,7 +44,7 @@ class RunLoader:
     def over(
         cls, dataset: Any, batch_size: int, *, context: RunContext, options: Mapping[str, Any]
     ) -> RunLoader:
-        """Return a loader over a dataset."""
+        """Make a loader over this rank's shard of a dataset."""
         return cls(make(dataset, batch_size, share=context.data_shard, **options), context)
 
     def __len__(self) -> int:
@@ -59,16 +59,16 @@ class RunLoader:
             self.busy = True
             try:
                 yield batch
-            finally:  # the loop may also break
+            finally:  # also if the loop ends by break
                 self.busy = False
             self.on_batch_done()
             start = time.perf_counter()
 
     def by_epoch(self) -> Iterator[tuple[int, Iterator[Any]]]:
-        """Iterate over epochs, each with its batches.
+        """Yield (number of the epoch, iterator over its batches) for each epoch.
 
-        ``for epoch, batches in loader.by_epoch(): ...`` A resumed run continues inside the epoch in
-        which it was saved, and does not repeat what followed the epochs before.
+        ``for epoch, batches in loader.by_epoch(): ...`` A resumed run starts inside the epoch in
+        which it was saved, so code that runs after each epoch does not run again for earlier ones.
         """
         self.loader.finish_epoch()
         while self.loader.epoch < self.loader.options.epochs:
@@ -83,25 +83,25 @@ class RunLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last batch."""
+        """The number of the current epoch."""
         return self.loader.epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position in the data."""
+        """Return the position behind the last batch that was yielded."""
         return self.loader.state_dict()
 
     def check(self, state: Mapping[str, int]) -> None:
-        """Raise if the state is another loader's, without changing the position."""
+        """Raise if a saved position does not fit this loader; do not change the position."""
         self.loader.check(state)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue at this position."""
+        """Move to a saved position."""
         self.loader.load_state_dict(state)
 
 
 @dataclass
 class RunPosition:
-    """How far a run has come: the steps taken, and its loaders in the order of their creation."""
+    """The number of steps taken, and the loaders of the run in the order of their creation."""
 
     steps: int = 0
     loaders: list[RunLoader] = field(default_factory=list)
@@ -112,14 +112,14 @@ class Batches:
 
     def __init__(self, context: RunContext, position: RunPosition) -> None:
         self.context, self.position = context, position
-        self._together = rules.sends_gradients(context.strategy)  # one batch of all workers
+        self._together = rules.sends_gradients(context.strategy)  # all workers' batches form one
         self._shards = context.strategy.partition.shard
 
     def counts(self, batch: Any) -> tuple[int, Callable[[], int]]:
-        """Return the samples of this rank's batch, and a function that returns those of all ranks.
+        """Return the number of samples on this rank, and a function that returns the total.
 
-        The total is known for a batch of ``run.loader``. For any other batch one small all-reduce
-        runs during forward. Where workers do not form one batch, the total is the replica's own.
+        The total is over all workers if their batches form one batch, else over this replica. For a
+        batch of ``run.loader`` it is known; for another batch an all-reduce runs during forward.
         """
         loader = next((each for each in self.position.loaders if each.loader.last is batch), None)
         samples = count(batch) if loader is None else loader.loader.mine
@@ -135,7 +135,10 @@ class Batches:
         return samples, self._sum(samples, self._side_group, copies=self.context.copies)
 
     def _sum(self, samples: int, group: dist.ProcessGroup, *, copies: int) -> Callable[[], int]:
-        """Start to sum over ranks, of which ``copies`` read the same samples."""
+        """Start an all-reduce of ``samples``; return a function that waits for the total.
+
+        Each sample is read by ``copies`` ranks of the group, but counts once.
+        """
         number = torch.tensor(float(samples), dtype=torch.float64)
         work = dist.all_reduce(number, group=group, async_op=True)
 
@@ -150,10 +153,10 @@ class Batches:
     def split(
         self, batch: Any, samples: int, total: Callable[[], int], parts: int
     ) -> list[tuple[Any, int]]:
-        """Cut a batch into micro-batches, each with its number of samples.
+        """Cut a batch into at most ``parts`` micro-batches; return each with its samples.
 
-        Ranks that share a model make equally many, because their collectives must match: a rank
-        with fewer samples adds micro-batches of weight zero.
+        Ranks of one replica need the same number of micro-batches, because they communicate in
+        forward and backward. A rank with fewer samples adds micro-batches that count 0 samples.
         """
         shard = self.context.data_shard
         pieces = [batch] if parts == 1 else split(batch, parts, rows=samples) if samples else []
@@ -161,12 +164,12 @@ class Batches:
         if not shard.stands_in:
             return micro
         sharing = shard.count if self._together else self._shards
-        most = -(-total() // sharing)  # samples of the rank that has most
+        most = -(-total() // sharing)  # samples on the rank with the most samples
         idle = split(batch, max(samples, 1), rows=max(samples, 1))[0]
         return micro + [(idle, 0)] * (min(parts, most) - len(micro))
 
     def reduce(self, value: float | bool, how: How) -> float:
-        """Reduce one number over all ranks."""
+        """Return the mean, sum, max or min of a number; all ranks must call it together."""
         if how not in OPS:
             raise UnknownName("way to agree", how, OPS)
         size = self.context.world.size
@@ -179,10 +182,10 @@ class Batches:
 
     @cached_property
     def _side_group(self) -> dist.ProcessGroup:
-        """A second process group, for numbers that are reduced while gradients are under way.
+        """A second process group, for numbers that are reduced while gradients are in transfer.
 
-        One rank's gradients may have left when another's have not: in one group, the number of one
-        rank would be summed with a gradient of another.
+        In the group of the gradients, one rank might issue the number first and another rank a
+        gradient first, so that the two would be summed.
         """
         limit = timedelta(seconds=self.context.world.seconds)
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)

@@ -1,13 +1,13 @@
 """Flat buffers: one for each dtype and device, with a shaped view for each tensor.
 
-Tensors lie in the order in which backward reaches them (last layer first), so that the tensors of
-one bucket are one contiguous range and a message needs no copy, neither before nor after:
+Tensors are stored in the order in which backward reaches them (last layer first). So the tensors of
+one bucket are one contiguous range, which is sent and received without a copy:
 
     flat buffer   | layer 3 | layer 2 | layer 1 | tail (step reports) |
     buckets       |<- bucket 0 ------>|<- bucket 1 ------------------>|
 
-The memory is shared with the other ranks of the host where that saves copies: the shoal backend
-reduces tensors in shared memory in place.
+With the shoal backend the memory may be shared with the other ranks of the host, because that
+backend reduces tensors in shared memory without copying them.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ Allocate: TypeAlias = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
 def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate memory that only this process can access."""
+    """Return a flat tensor of zeros in memory that only this process can access."""
     return torch.zeros(numel, dtype=dtype, device=device)
 
 
 class ParamView(NamedTuple):
-    """The place of one tensor: its flat buffer, its first element, and a shaped view."""
+    """Where one tensor is stored, and a view of it."""
 
-    kind: Kind
-    start: int
-    numel: int  # in real numbers: a complex number counts twice
-    view: Tensor  # with the shape and strides of the tensor
+    kind: Kind  # of its flat buffer
+    start: int  # of its first element in the buffer
+    numel: int  # a complex number counts as two elements
+    view: Tensor  # with the shape of the tensor, and its strides if they are dense
 
 
 class Bucket(NamedTuple):
-    """A task of a schedule, and the memory that it sends."""
+    """A task of a schedule (one message), and the memory that it sends."""
 
     task: Task
-    names: tuple[str, ...]
-    keys: tuple[str, ...]  # of compressor states: the parameter's name, and the range if it is cut
-    pieces: tuple[Tensor, ...]  # shaped views in real numbers; flat ones of a slice
-    whole: Tensor  # the same numbers as one flat range
+    names: tuple[str, ...]  # of the parameter of each piece
+    keys: tuple[str, ...]  # of compressor states: "name", or "name[start:stop]" if it is cut
+    pieces: tuple[Tensor, ...]  # a shaped view of a whole parameter, a flat view of a slice
+    whole: Tensor  # all pieces as one flat view; of the last bucket also the tail
 
 
 class FlatBuffers:
-    """Flat buffers with room for named tensors, in backward order.
+    """Flat buffers for named tensors, stored in backward order.
 
     Args:
-        tensors: the tensors to make room for, in forward order.
-        tail: numbers that travel behind the last tensor, in the last bucket; only where all
-            tensors have one dtype and device.
+        tensors: the tensors by name, in forward order; only shapes, dtypes and devices are used.
+        tail: how many extra numbers to store behind the last tensor and to send with the last
+            bucket; must be 0 unless all tensors have one dtype and device.
         allocate: allocates the memory.
     """
 
@@ -73,7 +73,7 @@ class FlatBuffers:
 
     @cached_property
     def storage(self) -> dict[Kind, Tensor]:
-        """The memory by dtype and device, allocated at first use: one worker never needs it."""
+        """The buffers by dtype and device, allocated at first use: one worker never uses them."""
         sizes: dict[Kind, int] = {}
         for kind, numel in map(_extent, self._tensors.values()):
             sizes[kind] = sizes.get(kind, self._tail) + numel
@@ -84,7 +84,7 @@ class FlatBuffers:
 
     @cached_property
     def views(self) -> dict[str, ParamView]:
-        """The place of each tensor, by name."""
+        """Where each tensor is stored, by name."""
         views: dict[str, ParamView] = {}
         ends = dict.fromkeys(self.storage, 0)
         for name in reversed(self.names):
@@ -96,7 +96,7 @@ class FlatBuffers:
 
     @property
     def tail(self) -> Tensor:
-        """The numbers behind the last tensor."""
+        """A view of the numbers behind the last tensor."""
         if not self._tail:
             return torch.empty(0)
         (buffer,) = self.storage.values()
@@ -104,13 +104,13 @@ class FlatBuffers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """The number of bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self.storage.values())
 
     def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bucket, ...]:
-        """Plan the buckets of each buffer, and order them as backward completes them.
+        """Return the buckets that a schedule plans, in the order in which backward completes them.
 
-        The order is the same on every rank, because it depends on shapes and costs only.
+        The order is the same on every rank, because it depends only on shapes and costs.
         """
         plans = []
         for kind in self.storage:
@@ -123,14 +123,14 @@ class FlatBuffers:
             start = bound[-1].whole.storage_offset() - buffer.storage_offset()
             bound[-1] = bound[-1]._replace(whole=buffer[start:])
         index = {name: i for i, name in enumerate(self.names)}
-        # Merge by readiness; the buckets of one buffer stay in the order of its plan.
+        # Sort by the layer that completes a bucket; each buffer's buckets keep their planned order.
         return tuple(merge(*plans, key=lambda b: -min(index[n] for n in b.names)))
 
     def _layer(self, name: str) -> Layer:
         place = self.views[name]
         nbytes = place.numel * self.storage[place.kind].element_size()
-        # Nothing was measured: 1 s per GB forward, and backward computes two products instead of
-        # one. Only the proportions matter here, to order the messages.
+        # No times are measured here. Assume 1 s per GB in forward, and twice that in backward,
+        # which computes two matrix products instead of one. Only the proportions matter.
         return Layer(name, nbytes, nbytes * 1e-9, nbytes * 2e-9)
 
     def _bind(self, task: Task, names: Sequence[str]) -> Bucket:
@@ -147,23 +147,23 @@ class FlatBuffers:
             starts.append(start)
             stops.append(stop)
         if max(stops) - min(starts) != sum(stops) - sum(starts):
-            raise ValueError(f"task {task} is not one range of its buffer")
+            raise ValueError(f"the slices of {task} are not one range of their buffer")
         return Bucket(task, used, tuple(keys), tuple(pieces), flat[min(starts) : max(stops)])
 
 
 def real(tensor: Tensor) -> Tensor:
-    """View a complex tensor as real numbers, because compressors handle only these."""
+    """Return a complex tensor viewed as real numbers, which compressors need; others as is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _extent(tensor: Tensor) -> tuple[Kind, int]:
-    """Return a tensor's buffer and size; complex numbers have their own, for their alignment."""
+    """Return the key of the buffer that stores a tensor, and its number of real elements."""
     numel = 2 * tensor.numel() if tensor.is_complex() else tensor.numel()
     return (tensor.dtype, tensor.device), numel
 
 
 def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
-    """Return a view with the shape of ``like``, and its strides where they are dense."""
+    """Return a view of the buffer with the shape of ``like``, and its strides if dense."""
     if like.is_complex():
         return torch.view_as_complex(buffer[start : start + 2 * like.numel()].view(*like.shape, 2))
     flat = buffer[start : start + like.numel()]
@@ -173,7 +173,7 @@ def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Return whether the strides visit every element of one memory block once."""
+    """Return whether the elements fill one memory block, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -185,10 +185,10 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def allocator(strategy: Strategy, group: dist.ProcessGroup | None, *, workers: int) -> Allocate:
-    """Return the function that allocates memory for what a strategy sends.
+    """Return the function that allocates the flat buffers of a strategy.
 
-    Shared memory pays where the flat range itself travels: exact numbers, summed by the backend's
-    own all-reduce. All workers of the group must allocate in the same order.
+    It allocates shared memory if the backend's own all-reduce sums the buffers uncompressed. Then
+    all workers of the group must allocate in the same order.
     """
     traits = strategy.compression.traits
     exact = Trait.LOSSLESS in traits and Trait.ELEMENTWISE in traits

@@ -1,7 +1,7 @@
-"""Issue asks in the order submitted, which is the same on every rank.
+"""Run communication jobs in the order in which they were submitted, which all ranks share.
 
-`InlineQueue` issues them at once in the caller's thread. `CommThread` issues them from a thread of
-its own: for wires that block and for flows with several rounds, where backward must not wait.
+`InlineQueue` runs a job at once in the caller's thread. `CommThread` runs jobs in its own thread,
+so that backward does not wait for wires that block, nor for flows with several rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class PendingFlow:
-    """A flow that waits for the answer to its last ask over a wire."""
+    """A flow that was started over a wire: its first ask is issued, or it has ended."""
 
     __slots__ = ("_flow", "_pending", "_wire")
 
@@ -37,7 +37,7 @@ class PendingFlow:
             self._pending = self._wire.ask(ask)
 
     def finish(self) -> None:
-        """Wait for answers until the flow ends."""
+        """Wait for the answer, issue the next ask, and so on until the flow ends."""
         while self._pending is not None:
             self._advance(self._pending.wait())
 
@@ -46,23 +46,23 @@ class InlineQueue:
     """Runs each job at once, in the caller's thread."""
 
     def submit(self, job: Job) -> int:
-        """Run a job; return its number, for ``join``."""
+        """Run a job; return 0, a job number that ``join`` accepts."""
         job()
         return 0
 
     def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
-        """Start an operation; return a function that waits for its result."""
+        """Call ``start``; return the function that it returns, which waits for the result."""
         return start()
 
     def join(self, upto: int | None = None) -> None:
-        """Return at once, because all jobs have run."""
+        """Do nothing, because all submitted jobs have run."""
 
     def close(self) -> None:
-        """End the queue."""
+        """Do nothing; ``CommThread`` ends its thread."""
 
 
 class CommThread(InlineQueue):
-    """Runs jobs in one communication thread; an error is raised by the next ``join``."""
+    """Runs jobs in one communication thread; ``join`` raises the error of a job."""
 
     def __init__(self, name: str = "shoal-exchange") -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class CommThread(InlineQueue):
         self._thread.start()
 
     def submit(self, job: Job) -> int:
-        """Queue a job; return its number, for ``join``."""
+        """Queue a job; return its number, which can be passed to ``join``."""
         with self._changed:
             self._submitted += 1
             number = self._submitted
@@ -81,7 +81,7 @@ class CommThread(InlineQueue):
         return number
 
     def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
-        """Queue the start of an operation; the returned function waits for its result."""
+        """Queue the call of ``start``; the returned function waits for its result."""
         started: list[Callable[[], Result]] = []
         self.submit(lambda: started.append(start()))
 
@@ -92,7 +92,7 @@ class CommThread(InlineQueue):
         return wait
 
     def join(self, upto: int | None = None) -> None:
-        """Wait until all jobs ran, or those up to a number; raise the first error."""
+        """Wait until all jobs, or those up to number ``upto``, have run; raise the first error."""
         with self._changed:
             if upto is not None:
                 self._changed.wait_for(lambda: self._finished >= upto or self._error is not None)
@@ -104,14 +104,14 @@ class CommThread(InlineQueue):
             raise error
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread after the queued jobs; wait at most 5 seconds for it."""
         self._jobs.put(None)
         self._thread.join(5)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                if self._error is None:  # after an error the rest of the step is void
+                if self._error is None:  # after an error, skip the jobs until join raises it
                     job()
             except BaseException as error:
                 self._error = error

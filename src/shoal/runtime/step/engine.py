@@ -1,14 +1,14 @@
 """Exchange gradients while backward computes them.
 
-Gradients live in flat buffers, and each parameter's ``.grad`` becomes a view of its buffer:
+Gradients are stored in flat buffers, and each parameter's ``.grad`` becomes a view of its buffer:
 
-1. a hook runs when a gradient is complete, and copies it into the buffer;
-2. when the last gradient of a bucket has arrived, its flow starts: it asks and is suspended;
+1. a hook runs when a gradient has been computed; large gradients are copied into the buffer now;
+2. when all gradients of a bucket are computed, the rest is copied, and its flow starts (asks once);
 3. buckets start in plan order, so that every rank enters its collectives in the same order;
 4. after backward, `settle` waits for the answers, most of which have arrived by then.
 
-``lag`` is the number of buckets between the one that starts and the one whose answer is then waited
-for. Where asks return at once (`InlineQueue`) there is no lag: nothing is waited for until the end.
+With a `CommThread`, starting bucket i then finishes bucket i - ``lag``, so that few flows are open
+at once. With an `InlineQueue`, ``lag`` is None and flows are finished after backward only.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from shoal.runtime.step.stats import EMPTY_REPORT, OwnReport, StepReport
 from shoal.runtime.tuning.measure import StepTimer
 from shoal.wire.wire import Wire
 
-LARGE = 2**16  # bytes: copied at once, while in the cache; smaller ones many at a time, in one call
+LARGE = 2**16  # bytes: copy such a gradient at once, while in the cache; smaller ones in groups
 
 
 class Engine:
-    """Hooks on parameters that fill buckets with gradients, and start the buckets' flows.
+    """Puts hooks on parameters, which copy gradients into buckets and start the buckets' flows.
 
     Args:
-        exchange: the gradients and their buckets.
-        wire: answers the asks.
-        parameters: by the names that the exchange uses.
-        reports: carries the step report, with the last bucket if it can.
-        timer: records when gradients and messages arrive, for schedules that measure.
+        exchange: has the flat buffers and the buckets.
+        wire: the flows ask over it.
+        parameters: the parameters by name; the exchange uses the same names.
+        reports: may write the step report into the last bucket.
+        timer: records when gradients and messages arrive; None if the schedule needs no times.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Engine:
         self.exchange, self.wire, self.parameters = exchange, wire, parameters
         self.reports = reports or OwnReport()
         self.armed = False
-        self.early = exchange.schedule.early  # whether forwards start early under today's plan
+        self.early = exchange.schedule.early  # whether the current plan lets forwards start early
         self._timer = timer
         self._report: Callable[[], StepReport] = lambda: EMPTY_REPORT
         self._views = {name: exchange.flat.views[name].view for name in parameters}
@@ -62,7 +62,7 @@ class Engine:
         at_once = not (wire.blocks or schedule.scatters or schedule.window)
         one_shot = Trait.ONE_SHOT in exchange.compressor.traits and at_once
         self.queue = InlineQueue() if one_shot else CommThread()
-        # The gather half of a sum needs its scatter half first; other buckets wait one behind.
+        # The gather task of a bucket needs the result of its scatter task, so these have no lag.
         lag = schedule.window - 1 if schedule.window else 0 if schedule.scatters else 1
         self._lag = None if one_shot else lag
         if exchange.stopwatch is not None:
@@ -74,18 +74,18 @@ class Engine:
         self.bind()
 
     def bind(self) -> None:
-        """Note which buckets wait for which gradients; call it again when the buckets change."""
+        """Record which buckets contain which gradients; call it again when the buckets change."""
         buckets = self.exchange.buckets
         self._buckets_of: dict[str, list[int]] = {name: [] for name in self.parameters}
         for index, bucket in enumerate(buckets):
             for name in bucket.names:
                 self._buckets_of[name].append(index)
         self._expected = [len(set(bucket.names)) for bucket in buckets]
-        self._last_job = [0] * len(buckets)  # the job at whose end each bucket is averaged
+        self._last_job = [0] * len(buckets)  # number of the job that finishes each bucket
         self.reset()
 
     def reset(self) -> None:
-        """Make ready for the next step: all buckets of this one are averaged."""
+        """Prepare for the next step; all buckets of the current step must be averaged."""
         self.armed = False
         self._next = 0
         self._flows: list[PendingFlow | None] = [None] * len(self.exchange.buckets)
@@ -95,10 +95,10 @@ class Engine:
         self._filled: set[str] = set()
 
     def arm(self, report: Callable[[], StepReport]) -> None:
-        """Let gradients leave as they arrive: the backward to come is the last of the step.
+        """Send gradients during the next backward, which is the last one of the step.
 
         Args:
-            report: returns this rank's step report; it is called before the last bucket leaves.
+            report: returns this rank's step report; called just before the last bucket starts.
         """
         self._report = report
         self.armed = True
@@ -106,7 +106,7 @@ class Engine:
             self._timer.open()
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
-        """Return the hook of one parameter. It does little, because it runs in a cold cache."""
+        """Return the gradient hook of one parameter; it does little, to keep backward fast."""
         large = (name,) if self._views[name].nbytes >= LARGE else ()
         timer = self._timer
 
@@ -117,8 +117,8 @@ class Engine:
                 timer.arrived(name)
             if name in self._arrived:
                 raise UsageError(
-                    f"the gradient of {name} arrived twice in one backward (reentrant "
-                    "checkpointing?): use use_reentrant=False, or the schedule fifo"
+                    f"the gradient of {name} was computed twice in one backward, as reentrant "
+                    "checkpointing does: use use_reentrant=False, or the schedule fifo"
                 )
             self._count(name)
             if large:
@@ -134,7 +134,7 @@ class Engine:
             self._missing[index] -= 1
 
     def _start_ready(self) -> None:
-        """Start every bucket that is complete, up to the first that is not."""
+        """Start the next buckets in plan order, up to the first that lacks a gradient."""
         while self._next < len(self._missing) and self._missing[self._next] == 0:
             self._fill(self.exchange.buckets[self._next].names)
             if self._next == len(self._missing) - 1:
@@ -145,7 +145,7 @@ class Engine:
             self._next += 1
 
     def _fill(self, names: tuple[str, ...]) -> None:
-        """Copy gradients into the buffer, many at a time; from then on ``.grad`` is the view."""
+        """Copy gradients into the buffer in one call, and make each ``.grad`` a view of it."""
         views, grads = [], []
         for name in names:
             if name in self._filled:
@@ -158,7 +158,7 @@ class Engine:
             elif grad is not view:
                 views.append(view)
                 grads.append(grad.to_dense() if grad.is_sparse else grad)
-            parameter.grad = view  # also of a parameter that only other workers use
+            parameter.grad = view  # also if this worker has no gradient, as others may have one
         if len(views) == 1:
             views[0].copy_(grads[0])
         elif views:
@@ -176,7 +176,7 @@ class Engine:
             flow.finish()
 
     def send_rest(self, report: StepReport) -> tuple[str, ...]:
-        """After backward, start the buckets that have not left; return the unused parameters."""
+        """After backward, start the other buckets; return the parameters without a gradient."""
         self.armed = False
         unused = []
         for name, parameter in self.parameters.items():
@@ -186,13 +186,13 @@ class Engine:
                 self._count(name)
         self._report = lambda: report._replace(unused=len(unused))
         self._start_ready()
-        if self._lag is not None and self.exchange.schedule.early:  # `settle` is not called
+        if self._lag is not None and self.exchange.schedule.early:  # `settle` is not called then
             for index in range(max(0, len(self._last_job) - self._lag), len(self._last_job)):
                 self._last_job[index] = self.queue.submit(partial(self._finish, index))
         return tuple(unused)
 
     def settle(self) -> None:
-        """Wait until every bucket is averaged."""
+        """Wait until every bucket is averaged, and prepare for the next step."""
         with self._exposed():
             for index in range(len(self._flows)):
                 self.queue.submit(partial(self._finish, index))
@@ -200,9 +200,9 @@ class Engine:
         self.reset()
 
     def settle_some(self, names: tuple[str, ...]) -> set[str]:
-        """Wait until the buckets of these parameters are averaged, and no longer.
+        """Wait until the buckets that contain these parameters are averaged.
 
-        Return the parameters in these buckets all of whose buckets are averaged now.
+        Return the parameters in them that are complete: one that is cut may be in other buckets.
         """
         wanted = sorted({i for name in names for i in self._buckets_of[name]})
         with self._exposed():
@@ -212,11 +212,11 @@ class Engine:
                 for index in wanted:
                     self._finish(index)
         self._averaged.update(wanted)
-        carried = {name for index in wanted for name in self.exchange.buckets[index].names}
-        return {name for name in carried if self._averaged.issuperset(self._buckets_of[name])}
+        touched = {name for index in wanted for name in self.exchange.buckets[index].names}
+        return {name for name in touched if self._averaged.issuperset(self._buckets_of[name])}
 
     def _exposed(self) -> AbstractContextManager[None]:
-        """Count the time spent inside as exposed communication."""
+        """Return a context in which the stopwatch counts the time as exposed communication."""
         stopwatch = self.exchange.stopwatch
         return nullcontext() if stopwatch is None else stopwatch.exposed_wait()
 

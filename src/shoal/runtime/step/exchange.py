@@ -1,11 +1,11 @@
-"""Exchange named tensors with the other workers, bucket by bucket: flows, and compressor states.
+"""Exchange named tensors with the other workers, bucket by bucket, through a compressor.
 
-An exchange keeps its numbers in flat buffers. ``flow(i)`` is the flow of bucket i: it asks, is
-answered, and leaves the averaged numbers in place of this worker's own. The caller drives it: the
-engine while backward computes, a mode at the end of a step, or the lockstep trainer in tests.
+An exchange has its numbers in flat buffers. ``flow(i)`` is the flow of bucket i: it yields asks, is
+sent the answers, and replaces this worker's numbers by the average, in place. The engine runs it
+during backward, a mode at the end of a step, or the lockstep trainer in tests.
 
-The state that a compressor keeps (residuals, momenta) belongs to the numbers, not to the message
-they travel in. When the buckets change, `reslice_states` cuts the states to the new slices.
+Compressor states (residuals, momenta) belong to parameters, or to slices of parameters. When the
+buckets change, `reslice_states` cuts the states for the new slices.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from shoal.runtime.step.buffers import Bucket, FlatBuffers, real
 
 
 def typical(nbytes: int) -> float:
-    """Return the seconds of a message on a link that was not measured: 100 us and 1 GB/s."""
+    """Return the assumed seconds of a message on an unmeasured link: 100 us plus 1 GB/s."""
     return 1e-4 + nbytes * 1e-9
 
 
 class Exchange:
-    """The exchange of a set of tensors.
+    """Averages the tensors in flat buffers over the workers, in place.
 
     Args:
-        flat: the numbers: this worker's own before, the averaged ones after.
-        schedule: cuts them into buckets.
-        compressor: encodes them.
-        cost: seconds of a message by its bytes.
+        flat: the flat buffers.
+        schedule: plans the buckets.
+        compressor: encodes what is sent.
+        cost: number of bytes -> seconds of a message, for the plan.
     """
 
     def __init__(
@@ -50,19 +50,19 @@ class Exchange:
         self.states: dict[str, Any] = {}
         self._previous: dict[str, Any] = {}
         self._halves: dict[tuple[str, ...], tuple[Flow, Tensor]] = {}
-        self.moves = False  # whether the result is the mean less this worker's own message
+        self.moves = False  # whether the result is the mean minus this worker's own message
         self.factors: Mapping[str, tuple[Tensor, Tensor]] = {}
-        self.stopwatch: Stopwatch | None = None  # for compressors that choose by measured times
+        self.stopwatch: Stopwatch | None = None  # for compressors that choose by time
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, in the order in which they leave."""
+        """The buckets, in the order in which they are sent."""
         return self.flat.bind(self.schedule, self._cost)
 
     def rebind(self, schedule: Schedule, measured: Mapping[str, Layer], cost: Cost) -> bool:
-        """Cut the numbers into other buckets, between two rounds; return whether they changed.
+        """Plan the buckets again, between two rounds; return whether they changed.
 
-        The layers and the cost of a message are as measured.
+        ``measured`` has the measured layers by name, and ``cost`` the measured cost of a message.
         """
 
         def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
@@ -75,7 +75,7 @@ class Exchange:
         return True
 
     def flow(self, index: int) -> Asks:
-        """Average one bucket over the workers, in place."""
+        """Return the flow that averages one bucket over the workers, in place."""
         bucket = self.buckets[index]
         if bucket.task.phase == "scatter":
             yield from self._scatter(bucket)
@@ -88,7 +88,7 @@ class Exchange:
             yield from self._reduce(bucket)
 
     def _reduce(self, bucket: Bucket) -> Asks:
-        """Run one flow for each piece of the bucket; their i-th asks travel together."""
+        """Run one flow for each piece of the bucket; their i-th asks are issued as one."""
         flows = together(self._open(bucket, writes=not self.moves))
         stopwatch = self.stopwatch
         ends = yield from flows if stopwatch is None else stopwatch.timed(flows, bucket.keys)
@@ -98,16 +98,17 @@ class Exchange:
             _put(agreed.mean - agreed.mine.dense() if self.moves else agreed.mean, piece)
 
     def _scatter(self, bucket: Bucket) -> Asks:
-        """Run the first half of a sum: every rank ends with the sum of its own part."""
+        """Run a reduce-scatter of the bucket: every rank gets the sum of its own part."""
         flow = self.compressor.flow(Value(bucket.whole), None, self.round)
         ask = next(flow)
         if not isinstance(ask, Mean):
-            raise UsageError(f"{type(ask).__name__} cannot be scattered: it is no sum")
+            name = type(ask).__name__
+            raise UsageError(f"{name} cannot be a reduce-scatter: use a compressor that sums")
         tensor = yield Scatter(ask.tensor)
         self._halves[bucket.keys] = flow, tensor
 
     def _gather(self, bucket: Bucket) -> Asks:
-        """Run the second half: every rank receives the other ranks' parts."""
+        """Run an all-gather of the parts that :meth:`_scatter` summed, and end its flow."""
         flow, tensor = self._halves.pop(bucket.keys)
         answer = yield Spread(tensor)
         try:
@@ -116,25 +117,25 @@ class Exchange:
             _put(end.value.mean, bucket.whole)
 
     def revert(self) -> None:
-        """Restore the states from before the last round, because it contained a NaN."""
+        """Restore the states from before the current round, which contained a NaN or inf."""
         self.states.update(self._previous)
 
     def flows(self) -> Asks:
-        """Run all buckets one after the other, and end the round."""
+        """Return the flow that averages all buckets one after the other, and ends the round."""
         for index in range(len(self.buckets)):
             yield from self.flow(index)
         self.end_round()
 
     def end_round(self) -> None:
-        """Count the round, and drop the states from before it."""
+        """Increment the round, and drop the copies of states that ``revert`` would restore."""
         self.round += 1
         self._previous.clear()
 
     def messages(self, names: Container[str] | None = None) -> dict[str, tuple[Tensor, ...]]:
-        """Encode these parameters, or all, for a push to a server.
+        """Return the encoded pieces to push to a server, by key: those in ``names``, or all.
 
-        Only for compressors with one ask. What encoding loses goes into the state, as if this
-        worker were alone.
+        The compressor must issue exactly one ask. What the encoding loses is added to the
+        compressor's state.
         """
         messages: dict[str, tuple[Tensor, ...]] = {}
         for bucket in self.buckets:
@@ -151,7 +152,7 @@ class Exchange:
         return messages
 
     def _open(self, bucket: Bucket, *, writes: bool) -> list[Flow]:
-        """Open a flow for each piece; with ``writes`` it may leave the mean in the piece."""
+        """Return a flow for each piece; with ``writes`` it may write the mean into the piece."""
         if not all(key in self.states for key in bucket.keys):
             self._reslice()
         values = [
@@ -163,18 +164,18 @@ class Exchange:
         return [self.compressor.flow(v, self.states[v.name], self.round) for v in values]
 
     def _reslice(self) -> None:
-        """Cut the states, which were made for other buckets or do not exist yet, to the buckets."""
+        """Make a state for each piece of the buckets, from the existing states if there are any."""
         views = {name: real(view.view) for name, view in self.flat.views.items()}
         pieces = {k: p for b in self.buckets for k, p in zip(b.keys, b.pieces, strict=True)}
         self.states = reslice_states(self.states, pieces, views, self.compressor.init)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of rounds, and every state by parameter name."""
+        """Return the number of rounds, and the compressor's states by key."""
         states = {k: s for k, s in self.states.items() if s is not None}
         return {"round": self.round, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; an empty state starts anew."""
+        """Load what ``state_dict`` returned; {} resets the rounds and the states."""
         self.round = int(state.get("round", 0))
         self.states = dict(state.get("states", {}))
 
@@ -185,19 +186,20 @@ def _put(value: Tensor, into: Tensor) -> None:
 
 
 def _parts(ask: Ask) -> tuple[Tensor, ...]:
-    """Return what an ask sends; a sum is copied, because wires may overwrite it."""
+    """Return the tensors that an ask sends; of a mean a copy, because wires may overwrite it."""
     if isinstance(ask, Gather):
         return ask.parts
     if isinstance(ask, Mean):
         return (ask.tensor.clone(),)
-    raise UsageError(f"{type(ask).__name__} cannot be pushed: a server takes one message")
+    name = type(ask).__name__
+    raise UsageError(f"{name} cannot be pushed to a server: use a compressor with one message")
 
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.S)
 
 
 class StateSlice(NamedTuple):
-    """The state of the numbers from ``start`` to ``stop`` of a parameter."""
+    """The compressor's state for elements ``start`` to ``stop`` of a parameter."""
 
     start: int
     stop: int
@@ -210,13 +212,13 @@ def reslice_states(
     views: Mapping[str, Tensor],
     init: Callable[[Value], Any],
 ) -> dict[str, Any]:
-    """Return a state for each of these pieces, from states of other slices of the parameters.
+    """Return a state for each piece, from the states of other slices of the same parameters.
 
     Args:
-        states: by ``name``, or ``name[start:stop]`` of a range.
-        pieces: the numbers sent from now on, by such keys.
-        views: every parameter as a whole, by name.
-        init: makes the state of a piece that was never sent.
+        states: the old states by key: ``name``, or ``name[start:stop]`` for a slice.
+        pieces: the new pieces, by such keys.
+        views: a tensor with the shape and strides of each parameter, by name.
+        init: makes the first state of a piece.
     """
     slices: dict[str, list[StateSlice]] = {}
     for key, state in states.items():
@@ -235,7 +237,7 @@ def reslice_states(
 
 
 def span(key: str, views: Mapping[str, Tensor]) -> tuple[str, int, int]:
-    """Return the parameter that a key names, and the range of its numbers."""
+    """Return the parameter's name in a key, and the range (start, stop) of its elements."""
     ranged = None if key in views else _RANGE.fullmatch(key)
     if ranged is not None:
         return ranged[1], int(ranged[2]), int(ranged[3])
@@ -243,7 +245,7 @@ def span(key: str, views: Mapping[str, Tensor]) -> tuple[str, int, int]:
 
 
 def _merge(fresh: StateSlice, old: list[StateSlice], view: Tensor) -> Any:
-    """Copy into a fresh state what old slices hold of the same numbers."""
+    """Return a new state with the values of the old slices that overlap it copied in."""
     start, stop, state = fresh
     if isinstance(state, Tensor) and state.numel() == stop - start:
         into = _flatten(state, view).clone()
@@ -277,7 +279,7 @@ def _with_states(slices: list[StateSlice], states: Any) -> list[StateSlice]:
 
 
 def _flatten(state: Tensor, view: Tensor) -> Tensor:
-    """Return a state's numbers in the order in which the parameter's lie in memory."""
+    """Return a flat state, with its elements in the parameter's order in memory."""
     if state.shape != view.shape or view.is_contiguous():
         return state.reshape(-1)
     flat = state.new_empty(state.numel())

@@ -1,4 +1,4 @@
-"""Gradients that are not dense tensors: factors of linear layers, and rows of embeddings."""
+"""Collect the factors of linear layers' gradients, and average sparse gradients of embeddings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FactorPair = tuple[Tensor, Tensor]
 
 
 class Factors(Mapping[str, FactorPair]):
-    """The factors of each linear weight's gradient since the last update: grad = u.T @ v.
+    """Maps the name of a linear layer's weight to the factors (u, v) of its gradient u.T @ v.
 
-    u (K, rows) are the gradients of the layer's outputs, v (K, cols) its inputs. Only layers that
-    ran forward and backward have an entry, and of these none whose output is a view (of a batch in
-    more than two dimensions) that was overwritten in place. Both tensors are autograd's own, kept a
-    little longer: nothing is copied until an entry is read.
+    u has shape (K, rows), the gradients of the layer's outputs; v has shape (K, cols), its inputs;
+    K is the number of samples since the last update. Only layers that ran forward and backward have
+    an entry. A layer has none if the batch has more than two dimensions and the output is then
+    overwritten in place. The tensors are autograd's own; reading an entry may concatenate them.
 
     Args:
-        model: its ``nn.Linear`` modules are hooked.
-        parameters: by the names of the entries.
+        model: a forward hook is added to each of its ``nn.Linear`` modules.
+        parameters: the parameters by the names that the entries get.
     """
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
@@ -51,7 +51,7 @@ class Factors(Mapping[str, FactorPair]):
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def after_forward(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
-            if not inputs or not out.requires_grad:  # evaluation, or a call by keyword
+            if not inputs or not out.requires_grad:  # input passed by keyword, or no backward
                 return
             v = inputs[0].detach()
 
@@ -64,23 +64,23 @@ class Factors(Mapping[str, FactorPair]):
         return after_forward
 
     def clear(self) -> None:
-        """Drop the factors of a step that is over."""
+        """Drop the factors, at the end of a step."""
         self._pairs.clear()
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, and drop the factors."""
         for handle in self._handles:
             handle.remove()
         self.clear()
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
-    """Flatten all batch dimensions into one."""
+    """Return a 2-D tensor: all dimensions but the last are flattened into one."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def sparse_parameters(model: nn.Module, strategy: Strategy) -> set[int]:
-    """Return the ids of the parameters whose gradients are exchanged as sparse rows."""
+    """Return ``id(parameter)`` of each embedding weight whose gradient is exchanged as rows."""
     if not rules.can_overlap(strategy) or strategy.coordination.via != "collective":
         return set()
     tables = (nn.Embedding, nn.EmbeddingBag)
@@ -88,10 +88,10 @@ def sparse_parameters(model: nn.Module, strategy: Strategy) -> set[int]:
 
 
 def average_rows(parameters: Iterable[Tensor], wire: Wire) -> None:
-    """Replace the sparse gradient of each parameter by the mean over all workers."""
+    """Replace each sparse gradient by the mean over all workers, which must call it together."""
     for p in parameters:
         rows = wire.ask(Rows(p.grad if p.grad is not None else _no_rows(p))).wait()
-        p.grad = rows if rows._nnz() else None  # no worker used it: not a gradient of zero
+        p.grad = rows if rows._nnz() else None  # None: no worker has a gradient
 
 
 def _no_rows(p: Tensor) -> Tensor:

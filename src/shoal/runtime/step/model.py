@@ -1,8 +1,8 @@
-"""The model that a rank trains: a whole replica, or a part of one that is spread over ranks.
+"""What a rank trains: a whole model, or its part of a model that is sharded over ranks.
 
-Both have the same methods, so that modes need not distinguish them: ``trainable`` returns the
-parameters, ``collect`` copies their gradients into an exchange, ``deliver`` copies the averaged
-ones back, ``norm`` and ``clip`` do as torch's functions.
+Both classes have the same methods, so that modes need not distinguish them: ``trainable`` returns
+the parameters, ``collect`` copies their gradients into an exchange, ``deliver`` makes the averaged
+gradients their gradients, ``norm`` and ``clip`` work like torch's functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReplicatedModel:
-    """A model that this rank holds as a whole: the user's own module, not wrapped."""
+    """A model of which this rank holds all parameters: the user's module, without a wrapper."""
 
     pipeline = None
 
@@ -29,11 +29,11 @@ class ReplicatedModel:
         self.model = model
 
     def trainable(self) -> dict[str, Tensor]:
-        """Return the parameters that are not frozen; a tied parameter appears once."""
+        """Return the parameters that require gradients, by name; a tied parameter appears once."""
         return {plain(n): p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def collect(self, exchange: Exchange) -> None:
-        """Copy the gradients into the exchange; a missing gradient counts as zero."""
+        """Copy the gradients into the exchange's buffers; a missing gradient becomes zero."""
         for name, p in self.trainable().items():
             if (place := exchange.flat.views.get(name)) is None:
                 continue
@@ -43,44 +43,44 @@ class ReplicatedModel:
                 place.view.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
 
     def deliver(self, exchange: Exchange) -> None:
-        """Make the gradients views of the averaged numbers."""
+        """Make each ``.grad`` a view of the averaged gradient in the exchange's buffers."""
         for name, p in self.trainable().items():
             p.grad = exchange.flat.views[name].view
 
     def norm(self) -> float:
-        """Return the norm of all gradients together."""
+        """Return the 2-norm over all gradients together."""
         grads = [p.grad for p in self.trainable().values() if p.grad is not None]
         dense = [g.coalesce().values() if g.is_sparse else g for g in grads]
         return float(torch.nn.utils.get_total_norm(dense))
 
     def clip(self, limit: float, norm: float) -> None:
-        """Clip the gradients as torch's ``clip_grad_norm_`` does, with the norm already known."""
+        """Clip the gradients in place as ``clip_grad_norm_`` does; ``norm`` is their norm."""
         total = torch.tensor(norm, dtype=torch.float64)
         torch.nn.utils.clip_grads_with_norm_(list(self.trainable().values()), limit, total)
 
     def call(self, *inputs: Any, **named: Any) -> Any:
-        """Call the model."""
+        """Return the model's output."""
         return self.model(*inputs, **named)
 
 
 class ShardedModel:
-    """A model of which this rank holds a part: torch's FSDP2, DTensor and pipelining spread it."""
+    """This rank's part of a model that torch's FSDP2, DTensor or pipelining has sharded."""
 
     def __init__(self, parallel: ParallelModel) -> None:
         self.parallel, self.model = parallel, parallel.model
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The pipeline that runs the model, where it is cut into stages."""
+        """The pipeline that runs the model; None if the model is not cut into stages."""
         return self.parallel.pipeline
 
     def trainable(self) -> dict[str, Tensor]:
-        """Return this rank's part of each parameter, sharing its storage."""
+        """Return this rank's part of each parameter that requires a gradient, as a view of it."""
         frozen = {n for n, p in self.model.named_parameters() if not p.requires_grad}
         return {n: t for n, t in self.parallel.local_parameters().items() if n not in frozen}
 
     def collect(self, exchange: Exchange) -> None:
-        """Copy this rank's part of the gradients into the exchange."""
+        """Copy this rank's part of each gradient into the exchange's buffers."""
         self._shard_gradients()
         grads = self.parallel.local_gradients()
         for name, place in exchange.flat.views.items():
@@ -91,7 +91,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def _shard_gradients(self) -> None:
-        """Shard gradients as their parameters are: torch may leave a gradient unsharded."""
+        """Give each gradient the placements of its parameter, and zeros to one that has none."""
         from torch.distributed.tensor import DTensor
 
         for p in self.model.parameters():
@@ -100,33 +100,33 @@ class ShardedModel:
                 if grad.placements != p.placements:
                     p.grad = grad.redistribute(p.device_mesh, p.placements)
             elif grad is None and p.requires_grad:
-                p.grad = torch.zeros_like(p)  # another replica may have one
+                p.grad = torch.zeros_like(p)  # another replica may have a gradient
 
     def deliver(self, exchange: Exchange) -> None:
-        """Copy the averaged part back to where torch keeps it."""
+        """Copy the averaged gradients into this rank's gradients, in place."""
         for name, grad in self.parallel.local_gradients().items():
             grad.copy_(exchange.flat.views[name].view)
 
     def norm(self) -> float:
-        """Return the norm over all ranks of the replica."""
+        """Return the 2-norm over all gradients, including the parts on other ranks."""
         from shoal.runtime.parallel import global_norm
 
         return float(global_norm(self.parallel))
 
     def clip(self, limit: float, norm: float) -> None:
-        """Scale this rank's part of the gradients, as every rank of the replica does."""
+        """Clip this rank's part of the gradients in place; all ranks of the replica must do so."""
         from shoal.runtime.parallel import clip
 
         clip(self.parallel, limit, norm=norm)
 
     def call(self, *inputs: Any, **named: Any) -> Any:
-        """Return the whole model's output, on every rank of the replica."""
+        """Return the model's output; all ranks of the replica must call it together."""
         if self.pipeline is None:
             return self.model(*inputs, **named)
         if named:
-            raise UsageError("a pipeline takes batches (inputs..., target), not dicts")
+            raise UsageError("a pipeline cannot run a dict: use a batch (inputs..., target)")
         return self.pipeline.forward(inputs if len(inputs) > 1 else inputs[0])
 
 
 ModelPart: TypeAlias = ReplicatedModel | ShardedModel
-"""What a rank trains."""
+"""A whole model, or this rank's part of one."""

@@ -1,4 +1,4 @@
-"""One model, its optimizer, its mode and its wire."""
+"""A model (or this rank's part of it) with its optimizer, its mode and its wire."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ from shoal.wire.wire import TracedWire, Wire
 
 
 class Replica:
-    """A model or a part of one, the user's optimizer, and the mode that exchanges them."""
+    """Trains one model: calls its mode at each point of a step, and builds it anew if needed."""
 
     def __init__(
-        self, source: ModelPart, optimizer: torch.optim.Optimizer, context: RunContext, wire: Wire
+        self,
+        model_part: ModelPart,
+        optimizer: torch.optim.Optimizer,
+        context: RunContext,
+        wire: Wire,
     ) -> None:
-        self.source, self.model, self.optimizer = source, source.model, optimizer
+        self.model_part, self.model, self.optimizer = model_part, model_part.model, optimizer
         self.needs_closure = needs_closure(optimizer)
         self.context = context
         self.wire = TracedWire(wire, context.recorder)
@@ -34,24 +38,24 @@ class Replica:
         self.mode: Mode = self._plan()
 
     def _plan(self) -> Mode:
-        """Build the mode for what is trainable now."""
+        """Return a mode for the parameters that require gradients now."""
         self._signature = self._trainable_flags()
         stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
         parameters = {id(p): p for p in (*stepped, *self.model.parameters())}
         self._with_gradients = list(parameters.values())
-        setup = ModeSetup(self.source, self.optimizer, self.wire, self.context)
+        setup = ModeSetup(self.model_part, self.optimizer, self.wire, self.context)
         self._planned = {**setup.parameters, **setup.sparse}
-        hooked = isinstance(self.source, ReplicatedModel) and setup.index.workers > 1
+        hooked = isinstance(self.model_part, ReplicatedModel) and setup.index.workers > 1
         return choose(setup.strategy, overlaps=hooked)(setup)
 
     def _trainable_flags(self) -> list[bool]:
-        """Return what is trainable: one flag per parameter of the optimizer."""
+        """Return ``requires_grad`` of each parameter of the optimizer."""
         return [p.requires_grad for group in self.optimizer.param_groups for p in group["params"]]
 
     # One step.
 
     def begin(self, step: int) -> None:
-        """Start a step."""
+        """Start a step; rebuild the mode if parameters were added, frozen or unfrozen."""
         self.wire.step = step
         if self._trainable_flags() != self._signature:
             self._replan()
@@ -59,13 +63,13 @@ class Replica:
         self.mode.begin(step)
 
     def agree(self, report: StepReport, step: int) -> PendingReports:
-        """Average the gradients and publish the step report, after backward."""
-        if not self._begun:  # a loop without run.micro
+        """After backward, average the gradients (or start to), and publish the step report."""
+        if not self._begun:  # the loop does not use run.micro
             self.begin(step)
         return self.mode.agree(report)
 
     def finish(self, apply: Apply) -> float:
-        """Update and end the step; return the seconds spent waiting for other workers."""
+        """Call ``apply``, now or later, and end the step; return the seconds of waiting."""
         self._begun = False
         waited = self.mode.finish(apply)
         if not self.mode.defers:
@@ -73,25 +77,25 @@ class Replica:
         return waited
 
     def skip(self) -> None:
-        """Forget the gradients of this step, because they contain a NaN."""
+        """Drop the gradients of this step, because the loss or a gradient is NaN or inf."""
         self.clear()
         self.mode.skip()
 
     def clear(self) -> None:
-        """Drop the gradients; the next backward writes new ones into the same memory."""
+        """Set all gradients to None."""
         for p in self._with_gradients:
             p.grad = None
         self.mode.clear()
 
-    # When parameters are added, frozen or unfrozen.
+    # If parameters were added, frozen or unfrozen.
 
     def _replan(self) -> None:
-        """Build the mode anew; it keeps its state of the parameters that stay."""
+        """Build a new mode, and load the old one's state of parameters that still train."""
         waits, workers = self.context.strategy.synchrony.waits, self.context.replica_index.workers
         if not waits and workers > 1:
             raise UsageError(
-                f"{self.context.strategy.synchrony}: parameters were added or frozen while other "
-                "workers train; do so before distribute, or train with bsp or local(h)"
+                f"{self.context.strategy.synchrony}: parameters cannot be added or frozen while "
+                "other workers train; instead: do so before distribute, or use bsp or local(h)"
             )
         self.mode.drain()
         if workers > 1:
@@ -99,22 +103,22 @@ class Replica:
         state = self.mode.state_dict()
         self.mode.close()
         self.mode = self._plan()
-        self.mode.load_state_dict(_state_of(self.source.trainable(), state))
+        self.mode.load_state_dict(_state_of(self.model_part.trainable(), state))
 
     @torch.no_grad()
     def _make_equal(self) -> None:
-        """Give all workers the same model: the mean, and rank 0's values of new parameters."""
+        """Average the model over workers if it differs, and broadcast new parameters."""
         if not self.mode.agrees:
-            for tensor in self._planned.values():  # also those that were frozen just now
+            for tensor in self._planned.values():  # including those that were frozen just now
                 self._average(tensor)
-        for name, tensor in self.source.trainable().items():
+        for name, tensor in self.model_part.trainable().items():
             if name not in self._planned:
                 first = real(tensor.detach()).contiguous()
                 dist.broadcast(first, group=self.context.group, group_src=0)
                 real(tensor.detach()).copy_(first)
 
     def _average(self, tensor: Tensor) -> None:
-        """Replace a tensor by the mean over all workers."""
+        """Replace a tensor by the mean over all workers, in place."""
         total = real(tensor.detach()).clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.context.group)
         real(tensor.detach()).copy_(total / self.context.replica_index.workers)
@@ -124,25 +128,25 @@ class Replica:
     @contextmanager
     @torch.no_grad()
     def agreed(self) -> Iterator[nn.Module]:
-        """Inside, the model is the one that all workers agree on, buffers included.
+        """Return a context in which all workers have the same model, the agreed one.
 
-        That is the mean where replicas differ, or the servers' model. BatchNorm's running
-        statistics are each worker's own during training; inside they are the mean.
+        If models differ, it is their mean or the servers' model; buffers are averaged, too. All
+        workers must enter the context together. At its end, each has its own values again.
         """
         self.mode.drain()
         workers = self.context.replica_index.workers
         tensors = [b for b in self.model.buffers() if b.is_floating_point()]
         if not self.mode.equal_now:
-            tensors += list(self.source.trainable().values())
+            tensors += list(self.model_part.trainable().values())
         if workers == 1:
             tensors = []
         elif not self.context.strategy.synchrony.waits:
-            dist.barrier()  # from here on no worker pushes, nor averages with a peer
+            dist.barrier()  # after it, no worker pushes or averages with a peer
         with self.mode.lock():
             before = [t.detach().clone() for t in tensors]
             pulled = self.mode.pull() if workers > 1 else frozenset()
             for tensor in tensors:
-                if tensor.data_ptr() not in pulled:  # all pulled the same: a mean would round
+                if tensor.data_ptr() not in pulled:  # pulled tensors are equal already
                     self._average(tensor)
             try:
                 yield self.model
@@ -151,14 +155,14 @@ class Replica:
                     tensor.copy_(old)
 
     def leave(self) -> None:
-        """End the run for this worker: serve peers until they are done, then close."""
+        """End the run for this worker; first answer peers until all workers are done."""
         self.mode.close()
         self.mode.leave()
         self.wire.leave()
 
 
 def _state_of(names: Mapping[str, Tensor], state: Any) -> Any:
-    """Return a mode's state of these parameters, without anchors: all replicas are equal now."""
+    """Return a mode's state of these parameters only; the new mode makes its own anchors."""
     if not isinstance(state, Mapping):
         return state
     parts = {k: _state_of(names, v) for k, v in state.items() if k not in ("anchor", "states")}

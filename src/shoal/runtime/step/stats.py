@@ -1,12 +1,12 @@
-"""Sum losses and samples of a step, and report them to all ranks, with unused parameters and NaN.
+"""Sum the losses and samples of a step on this rank, and exchange the sums with all ranks.
 
-Every rank publishes one small `StepReport` per step, and every rank receives all of them: so the
-loss is the mean over the global batch, and a rank whose loss is NaN is named. A report is carried
-in one of three ways, chosen when the mode is built:
+Each rank publishes one `StepReport` per step. From the reports of all ranks, each rank computes the
+mean loss over the global batch, and knows which rank's loss is NaN. There are three ways to publish
+a report; the mode chooses one when it is built:
 
-* `OwnReport`: each rank sees only its own (one worker, or workers that do not wait for others);
+* `OwnReport`: each rank reads only its own (one worker, or workers that do not wait for others);
 * `GatheredReports`: one all-gather behind the gradients;
-* `TailReports`: in the flat buffer behind the last gradient, at no cost.
+* `TailReports`: in the flat buffer behind the last gradient, without a message of their own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shoal.wire.wire import gather_flat
 
 
 class StepReport(NamedTuple):
-    """The report of one rank."""
+    """The sums of one rank in one step."""
 
     loss: float  # sum over its samples
     samples: float
     unused: float  # number of parameters without a gradient
-    bad: float  # 1 if the loss is NaN or inf
+    bad: float  # 1 if the loss is NaN or inf, else 0
 
 
 REPORT_WIDTH = len(StepReport._fields)
@@ -41,11 +41,11 @@ class StepReports(NamedTuple):
     """The reports of all ranks."""
 
     reports: tuple[StepReport, ...]
-    copies: int = 1  # ranks that report the same samples
+    copies: int = 1  # how many ranks report the same sample
 
     @property
     def loss(self) -> float:
-        """Mean over all samples; NaN if any rank's loss is not finite."""
+        """The mean over all samples; NaN if any rank's loss is not finite."""
         samples = sum(report.samples for report in self.reports)
         if self.bad_ranks() or not samples:
             return math.nan
@@ -53,42 +53,42 @@ class StepReports(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples of all workers, each counted once."""
+        """The number of samples of all ranks; each sample counts once."""
         return round(sum(report.samples for report in self.reports) / self.copies)
 
     @property
     def unused(self) -> bool:
-        """Whether any rank lacks a gradient."""
+        """Whether any rank has a parameter without a gradient."""
         return any(report.unused for report in self.reports)
 
     def bad_ranks(self) -> list[int]:
-        """Ranks whose loss is NaN or inf."""
+        """Return the ranks whose loss is NaN or inf."""
         return [rank for rank, report in enumerate(self.reports) if report.bad]
 
 
 PendingReports: TypeAlias = Callable[[], StepReports]
-"""Waits for the reports of all ranks, and returns them."""
+"""A function that waits for the reports of all ranks, and returns them."""
 
 
 class OwnReport:
-    """Reports only to this rank."""
+    """Publishes nothing: this rank reads only its own report."""
 
     def attach(self, report: Callable[[], StepReport]) -> None:
-        """Do nothing; `TailReports` adds the report to the last bucket, which leaves next."""
+        """Do nothing. Called before the last bucket starts; `TailReports` adds ``report()``."""
 
     def publish(self, report: StepReport) -> PendingReports:
-        """Return a function that returns this rank's report; other classes return all ranks'."""
+        """Return a function that returns this rank's report only."""
         return partial(StepReports, (report,))
 
 
 class GatheredReports(OwnReport):
-    """Gathers the reports of ``size`` ranks, of which ``copies`` report the same samples."""
+    """Gathers the reports of ``size`` ranks; ``copies`` ranks report each sample."""
 
     def __init__(self, size: int, copies: int) -> None:
         self._size, self._copies = size, copies
 
     def publish(self, report: StepReport) -> PendingReports:
-        """Start an all-gather of the reports."""
+        """Start an all-gather of the reports; return a function that waits for it."""
         numbers = torch.empty(self._size * REPORT_WIDTH, dtype=torch.float64)
         own = torch.tensor(report, dtype=torch.float64)
         work = gather_flat(numbers, own, async_op=True)
@@ -102,23 +102,23 @@ class GatheredReports(OwnReport):
 
 
 class TailReports(OwnReport):
-    """Carries the reports in the tail of a flat buffer: ``REPORT_WIDTH`` numbers for each worker.
+    """Sends the reports in the tail of a flat buffer: ``REPORT_WIDTH`` numbers for each worker.
 
-    Each rank writes its own report into its own place and zeros elsewhere, so that the sum over
-    ranks holds all reports.
+    Each worker writes its report at its own position in the tail, and zeros elsewhere. So the sum
+    over workers contains all reports.
     """
 
     def __init__(self, tail: Tensor, worker: int) -> None:
         self._tail, self._worker = tail, worker
 
     def attach(self, report: Callable[[], StepReport]) -> None:
-        """Write this rank's report into the tail."""
+        """Write this worker's report into the tail."""
         row = [0.0] * self._tail.numel()
         row[REPORT_WIDTH * self._worker : REPORT_WIDTH * (self._worker + 1)] = report()
         self._tail.copy_(torch.tensor(row, dtype=self._tail.dtype))
 
     def publish(self, report: StepReport) -> PendingReports:
-        """Read the tail once the gradients have arrived."""
+        """Return a function that reads the tail; call it when the gradients are averaged."""
         return partial(_read, self._tail, 1)
 
 
@@ -130,7 +130,9 @@ def _read(numbers: Tensor, copies: int) -> StepReports:
 def find_unused(
     unused: set[str], names: list[str], group: dist.ProcessGroup | None
 ) -> Callable[[], set[str]]:
-    """Start to find the parameters without a gradient on all workers of a group.
+    """Return a function that waits for the names of the parameters that no worker has used.
+
+    An all-reduce is started at once, so all workers of the group must call it together.
 
     Args:
         unused: the parameters without a gradient on this worker.
@@ -150,22 +152,22 @@ def find_unused(
 
 
 class StepStats:
-    """Samples and losses of the current step, on this rank.
+    """Counts the samples and losses of the current step on this rank.
 
     Args:
-        weighted: gradients are summed over workers, not averaged, so their weights sum to one.
-        together: the samples of all workers make one batch; else each worker weighs its own.
-        shards: ranks of one replica that read different samples.
+        weighted: whether the exchange sums gradients, so that weights must sum to 1, or averages.
+        together: whether the batches of all workers form one batch.
+        shards: how many ranks of one replica read different samples.
     """
 
     def __init__(self, *, weighted: bool, together: bool, shards: int = 1) -> None:
         self.weighted, self.together, self.shards = weighted, together, shards
-        self.events = 0  # batches opened and losses added since the run began
-        self.in_micro = False  # the user's loop holds a micro-batch
+        self.events = 0  # number of batches opened and losses added in this run
+        self.in_micro = False  # whether the user's loop is inside a micro-batch
         self.clear()
 
     def clear(self) -> None:
-        """Start a new step. Inside a micro-batch (GANs) it is a step over the same batch."""
+        """Start a new step. Inside a micro-batch (GANs), it uses the same samples again."""
         self.losses: list[tuple[Tensor, int]] = []
         if self.in_micro:
             return
@@ -175,30 +177,30 @@ class StepStats:
         self.last_micro = False
 
     def open(self, samples: int, total: Callable[[], int]) -> None:
-        """Start a step over ``samples`` samples on this rank and ``total()`` on all."""
+        """Start a step with ``samples`` samples on this rank, and ``total()`` in the batch."""
         if self.in_micro:
             raise UsageError(
-                "run.micro (or run.step) inside a loop over run.micro: its samples would be"
-                " weighed twice; cut the batch once, with run.micro(batch, parts=...)"
+                "run.micro or run.step cannot be called inside a loop over run.micro, because its"
+                " samples would be weighed twice: call run.micro(batch, parts=...) once"
             )
         self.samples, self.total, self.counted = samples, total, True
         self.events += 1
 
     def add(self, loss: Tensor, samples: int) -> None:
-        """Add the loss of a micro-batch whose backward is done."""
+        """Add the mean loss of a micro-batch, after its backward."""
         self.losses.append((loss, samples))
         self.events += 1
 
     def scale(self, samples: int, workers: int) -> float:
-        """Factor of a micro-batch's mean loss that makes the averaged gradient the exact mean."""
-        if not self.counted:  # a loop without run.micro: every worker weighs the same
+        """Return the weight of a mean loss, so that the exchange averages over all samples."""
+        if not self.counted:  # without run.micro, all workers have equal weights
             return 1 / workers if self.weighted else 1.0
-        if not self.together:  # a replica's own batch; torch averages over its shards
+        if not self.together:  # FSDP averages over the shards of a replica
             return samples / max(self.total(), 1) * self.shards
         return samples / self.total() * (1 if self.weighted else workers)
 
     def report(self, *pending: tuple[Tensor, int]) -> StepReport:
-        """Return this rank's report; ``pending`` are losses whose backward is still to come."""
+        """Return this rank's report; ``pending``: (loss, samples) before their backward."""
         losses = [*self.losses, *pending]
         loss = sum(float(loss) * samples for loss, samples in losses)
         samples = sum(samples for _, samples in losses)
@@ -210,10 +212,10 @@ class Step:
     """One optimizer step of all workers.
 
     Args:
-        number: counted from 0.
-        wait: returns the reports of all ranks once they have arrived.
-        skipped: whether all workers skipped it because of a NaN or inf.
-        norm: the norm of the averaged gradient before clipping, where it was measured.
+        number: the number of the step, from 0.
+        wait: waits for the reports of all ranks, and returns them.
+        skipped: whether all workers skipped the update because of a NaN or inf.
+        norm: the 2-norm of the averaged gradient before clipping; None if it was not computed.
     """
 
     def __init__(
@@ -228,16 +230,16 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """Mean over the global batch.
+        """The mean loss over the global batch; reading it waits for all ranks.
 
-        It is the mean over this rank's own batch where workers do not wait for each other, and
-        between the exchanges of ``local(h)``.
+        It is the mean over this rank's own batch if workers do not wait for each other, and in the
+        steps of ``local(h)`` without an exchange.
         """
         return self._reports.loss
 
     @property
     def samples(self) -> int:
-        """Samples in the batch over which ``loss`` is the mean."""
+        """The number of samples over which ``loss`` is the mean."""
         return self._reports.samples
 
     def __repr__(self) -> str:

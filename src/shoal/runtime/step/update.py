@@ -1,8 +1,7 @@
-"""The end of a step: agree, check for NaN, clip, update.
+"""End a step: average the gradients, check for NaN, clip, and update.
 
-The norm that ``clip`` bounds is that of the averaged gradient: compression comes before it, the
-update after. Losses are scaled by samples only, so nothing has to be unscaled; a ``GradScaler`` of
-the user's own must unscale before ``run.update``.
+``clip`` bounds the norm of the averaged gradient, after decompression. If the user's loop uses a
+``GradScaler``, it must unscale the gradients before ``run.update``.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ log = logging.getLogger("shoal")
 
 
 class Updater:
-    """Ends the steps of a run; its settings say what to clip and what to do about NaN."""
+    """Ends the steps of a run, with ``clip`` and ``nonfinite`` of its settings."""
 
     def __init__(self, context: RunContext, stats: StepStats) -> None:
         self.context, self.stats = context, stats
-        self._seen: dict[Replica, int] = {}
+        self._seen: dict[Replica, int] = {}  # value of stats.events at its last update
         self._deferred: tuple[int, PendingReports] | None = None
 
     def update(self, replica: Replica, number: int) -> Step:
-        """Agree on gradients and loss with the other workers, then update or skip."""
+        """Average gradients and loss over the workers, then update, or skip because of NaN."""
         if replica.needs_closure:
             raise UsageError(
-                f"{type(replica.optimizer).__name__} computes the loss itself, several times a "
-                "step: call run.update(closure=...), with a function that runs run.forward and "
-                "run.backward, instead of run.step"
+                f"{type(replica.optimizer).__name__} computes the loss several times a step, so it "
+                "needs a closure: instead of run.step, call run.update(closure=...) with a "
+                "function that calls run.forward and run.backward"
             )
         first = self._is_first(replica)
         self.check_deferred()
@@ -54,7 +53,7 @@ class Updater:
         norm = None if skip or defers else self._norm(replica, number)
         skip = skip or (norm is not None and not math.isfinite(norm))
         if norm is not None and not skip and self.context.settings.clip:
-            replica.source.clip(self.context.settings.clip, norm)
+            replica.model_part.clip(self.context.settings.clip, norm)
         if skip:
             replica.skip()
         waited = replica.finish(_no_update if skip else replica.optimizer.step)
@@ -67,11 +66,11 @@ class Updater:
         return Step(number, pending, skipped=skip, norm=norm)
 
     def _is_first(self, replica: Replica) -> bool:
-        """Return whether it is the model's first update; refuse one without a new backward."""
-        # One backward may serve several models: it counts for each until that one is updated.
+        """Return whether this is the model's first update; raise if no backward preceded it."""
+        # One backward may compute gradients of several models, and each may then be updated.
         if self.stats.events == self._seen.get(replica, 0):
             raise UsageError(
-                "run.update, but run.backward was not called since the last update: call "
+                "run.update cannot run: run.backward was not called since the last update; call "
                 "run.backward(loss), not loss.backward(), which would weigh samples wrongly"
             )
         first = replica not in self._seen
@@ -79,7 +78,7 @@ class Updater:
         return first
 
     def check_deferred(self) -> None:
-        """Check the losses of a step whose updates were deferred: they are known one step later."""
+        """Check the losses of the last step for NaN, if its updates were deferred."""
         if self._deferred is not None:
             (number, pending), self._deferred = self._deferred, None
             self._has_bad_loss(pending(), number)
@@ -93,28 +92,28 @@ class Updater:
         return True
 
     def _stop_or_skip(self, what: str, number: int, ranks: list[int]) -> None:
-        """Raise `NonFinite`, or log that the step is skipped, as the settings say."""
+        """Raise `NonFinite`, or log that the step is skipped, depending on ``nonfinite``."""
         who = f"rank {', '.join(map(str, ranks))}" if ranks else "all ranks"
         if self.context.settings.nonfinite == "stop":
             raise NonFinite(
                 f"{what} is NaN or inf at step {number} on {who}: lower the learning rate, clip, "
-                "or inspect that batch; nonfinite='skip' skips such steps on all workers"
+                "or inspect that batch; with nonfinite='skip', all workers skip such steps"
             )
         if self.context.world.is_main or ranks == [self.context.world.rank]:
             log.warning("step %d is skipped: %s is NaN or inf on %s", number, what, who)
 
     def _norm(self, replica: Replica, number: int) -> float | None:
-        """Return the norm of the averaged gradient where it is needed; equal on all workers."""
+        """Return the norm of the averaged gradient; None if no setting needs it."""
         settings = self.context.settings
         if settings.clip is None and settings.nonfinite == "stop":
             return None
-        norm = replica.source.norm()
+        norm = replica.model_part.norm()
         if not math.isfinite(norm):
             self._stop_or_skip("the gradient", number, [])
         return norm
 
     def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:
-        """Let the optimizer call ``closure`` as often as it needs; each call is averaged."""
+        """Take one optimizer step with a closure; after each call, average loss and gradients."""
         settings, ranks = self.context.settings, self.context.world.size
         clips, skips = settings.clip is not None, settings.nonfinite == "skip"
         self.context.strategy.bind(Facts(ranks, clips=clips, skips=skips, closure=True))
@@ -137,8 +136,8 @@ class Updater:
 
 
 def _warn_unused(replica: Replica) -> None:
-    """Name the parameters that the first step did not reach, unless it reached none."""
-    trainable = replica.source.trainable()
+    """Warn of the parameters without a gradient after the first step, if some have one."""
+    trainable = replica.model_part.trainable()
     unused = [name for name, p in trainable.items() if p.grad is None]
     if unused and len(unused) < len(trainable):
         more = f" and {len(unused) - 8} more" if len(unused) > 8 else ""
@@ -151,4 +150,4 @@ def _warn_unused(replica: Replica) -> None:
 
 
 def _no_update() -> None:
-    """Update nothing: all workers skip the step."""
+    """Replaces ``optimizer.step`` in a step that all workers skip."""

@@ -1,11 +1,11 @@
-"""Choose the schedule by measured steps, and choose again when the link changes.
+"""Choose the fastest schedule by measured steps, and choose again when the link changes.
 
-1. *Survey*: measure some steps under the first plan, and some with messages of a very different
-   size, to tell the startup of a message from its seconds per byte. A schedule that only reorders
-   its messages has no survey.
-2. *Trial*: run each contender of the schedule for some steps, and those close to the fastest again.
-3. *Choice*: keep the first, which promised most, unless another is clearly faster.
-4. *Watch*: when messages take twice or half their usual time, begin a new trial.
+1. *Survey*: measure some steps with the first plan, and some with messages of a very different
+   size: two sizes are needed to fit the startup of a message and its seconds per byte. There is no
+   survey for a schedule that only reorders its messages.
+2. *Trial*: run each contender for some steps; then run those that are close to the fastest again.
+3. *Choice*: choose the first contender, the most promising, unless another is clearly faster.
+4. *Watch*: when messages twice in a row take twice or half their usual time, begin a new trial.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from shoal.axes.scheduling import Layer, Schedule, fused, wfbp
 from shoal.runtime.tuning.measure import Measurements
 from shoal.tuner import Tuner, TunerState, close
 
-STARTUP = 1e-4  # seconds of a link on which only one size of message was measured
-SPREAD = 2  # fit a line only if the largest message is so many times the smallest
-CHANGED = 2.0  # times as slow or as fast, at two looks in a row, is another link
-CLEARLY = 0.98  # of the first one's step: less is clearly faster
-CLOSE, FINALISTS = 1.1, 3  # times the fastest's step; how many of those run again
-RULES = Tuner(0, clearly=CLEARLY, changed=math.nextafter(CHANGED, 0))  # exactly twice counts
+STARTUP = 1e-4  # assumed startup seconds of a message, if only one size was measured
+SPREAD = 2  # fit a line only if the largest message is at least this many times the smallest
+CHANGED = 2.0  # the link has changed if messages are this many times slower or faster, twice
+CLEARLY = 0.98  # "clearly faster": fewer seconds than this times those of the first contender
+CLOSE = 1.1  # "close": at most this times the step seconds of the fastest contender
+FINALISTS = 3  # run at most so many close contenders again
+RULES = Tuner(0, clearly=CLEARLY, changed=math.nextafter(CHANGED, 0))  # CHANGED itself counts
 
 
 class ScheduleChoice(NamedTuple):
-    """A schedule, the layers and the link for which it plans, and the reason for the log."""
+    """A schedule, the measured layers and link to plan with, and the reason, for the log."""
 
     schedule: Schedule
     layers: dict[str, Layer]
@@ -39,31 +40,31 @@ class ScheduleChoice(NamedTuple):
 
 
 class ScheduleTuner:
-    """Decides what a schedule that measures does next; at first only sizes of layers are known."""
+    """Decides from measurements which schedule to use next; of the layers it first knows sizes."""
 
     def __init__(self, schedule: Schedule, layers: Sequence[Layer]) -> None:
         self.schedule, self.layers = schedule, list(layers)
         self.link: Link | None = None
         self._points: dict[int, float] = {}  # nbytes -> seconds of a message
-        self._usual: dict[int, float] | None = None  # the points of the first look after a choice
+        self._usual: dict[int, float] | None = None  # ``messages`` of the first look after a choice
         self._surveyed = False
         self._contenders: Sequence[Schedule] = ()
-        self._choices: list[ScheduleChoice] = []  # of the contenders that have run
-        self._finalists: list[int] | None = None  # contenders to run again; None: not known yet
+        self._choices: list[ScheduleChoice] = []  # one for each contender that has run
+        self._finalists: list[int] | None = None  # contenders to run again; None: not decided
         self._tuner, self._state = RULES, RULES.start()._replace(trying=False)
 
     def look(self, seen: Measurements) -> ScheduleChoice | None:
-        """Return the schedule to change to after these steps; None keeps the current one."""
+        """Return the schedule to use after these measurements; None: keep the current one."""
         if self.schedule.measures == "changes":
             changes = seen.changes
             self.layers = [x._replace(change=changes.get(x.name, 0)) for x in self.layers]
-            return self._choice(self.schedule, "other parameters change most")
+            return self._choice(self.schedule, "ordered by how much parameters change")
         if not seen.messages:
             return None
         if self._state.trying:
             return self._judge(seen)
         if self.link is None:
-            return self._survey(seen) or self._begin(seen, "measured")
+            return self._survey(seen) or self._begin(seen, "the link is measured")
         if self._usual is None:
             self._usual = dict(seen.messages)
         slower = ratio(self._usual, seen.messages)
@@ -71,19 +72,19 @@ class ScheduleTuner:
         if self._state.odd < 2:
             return None
         self._points.clear()
-        return self._begin(seen, f"messages take {slower:.2g}x")
+        return self._begin(seen, f"messages take {slower:.2g} times their usual seconds")
 
     def _survey(self, seen: Measurements) -> ScheduleChoice | None:
-        """Return a schedule whose messages have another size, if one is worth measuring."""
+        """Return a schedule whose messages have a very different size; None if no survey is due."""
         if self._surveyed or self.schedule.reorders:
             return None
         self._surveyed = True
         self._points.update(seen.messages)
         survey = unlike(next(iter(self._points)), self.layers)
-        return self._choice(survey, "to measure messages of another size") if survey else None
+        return self._choice(survey, "run to measure messages of another size") if survey else None
 
     def _begin(self, seen: Measurements, why: str) -> ScheduleChoice:
-        """Begin a trial of the contenders on the link as it is now."""
+        """Begin a trial of the contenders; return the first one."""
         link = self._learn(seen)
         offered = self.schedule.contenders
         self._contenders = offered(self.layers, link.cost) if offered else (self.schedule,)
@@ -97,29 +98,29 @@ class ScheduleTuner:
         return self._choices[-1]
 
     def _judge(self, seen: Measurements) -> ScheduleChoice:
-        """End the steps of a contender: run the next one, or keep the fastest."""
+        """Record the step seconds of a contender; return the next one, or the chosen one."""
         state = self._tuner.observe(self._tuner.advance(self._state), seen.step)
         self._state, link = state, self._learn(seen)
         if not self._tuner.tried(state):
-            return self._try("tried too")
+            return self._try("the next contender")
         if self._finalists is None:
             self._finalists = finalists(state)
         if self._finalists:
             at = self._finalists.pop(0)
             self._state = state._replace(at=at)
-            return self._choices[at]._replace(why="tried again: it is close to the fastest")
+            return self._choices[at]._replace(why="run again, because it is close to the fastest")
         chosen = best(state)
         self._state = self._tuner.settle(state, chosen)
         seconds = zip(self._choices, state.summary(fmean), strict=True)
         steps = ", ".join(f"{choice.schedule} {1e3 * mean:.3g} ms" for choice, mean in seconds)
-        return self._choices[chosen]._replace(why=f"kept of {steps} a step; {link_text(link)}")
+        return self._choices[chosen]._replace(why=f"best of {steps} per step; {link_text(link)}")
 
     def _learn(self, seen: Measurements) -> Link:
-        """Update the link and the layers by what was measured, and return the link."""
+        """Update the link and the layers from measurements; return the link."""
         self._points.update(seen.messages)
         self.link = link_of(self._points, self.link)
         self.layers = [
-            # forward is not timed: it is one matrix product where backward is two
+            # forward is not timed; it computes one matrix product, and backward two
             layer._replace(backward=seconds, forward=seconds / 2)
             for layer in self.layers
             for seconds in [seen.backward.get(layer.name, layer.backward)]
@@ -132,9 +133,9 @@ class ScheduleTuner:
 
 
 def best(state: TunerState) -> int:
-    """Return the contender to keep: one of those that ran twice, if there are such.
+    """Return the index of the contender to choose: one that ran twice, if any did.
 
-    A contender that ran once is not compared with these, because the load may have changed.
+    Contenders that ran once are not compared with these, because the load may have changed.
     """
     means = dict(enumerate(state.summary(fmean)))
     twice = {i: mean for i, mean in means.items() if len(state.samples[i]) > 1}
@@ -142,15 +143,15 @@ def best(state: TunerState) -> int:
 
 
 def finalists(state: TunerState) -> list[int]:
-    """Return the contenders to run again, fastest first; none if one is faster than all others."""
+    """Return the contenders to run again, fastest first; [] if none is close to the fastest."""
     near = close(dict(enumerate(state.summary(fmean))), CLOSE, FINALISTS)
     return near if len(near) > 1 else []
 
 
 def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
-    """Return a schedule whose messages differ most from this size: each tensor alone, or all fused.
+    """Return a schedule with messages of a very different size: each tensor alone, or all fused.
 
-    None if the model has too few tensors for either.
+    Return None if neither differs by the factor SPREAD.
     """
     total = sum(layer.nbytes for layer in layers)
     alone = max(1, total // max(1, sum(layer.nbytes > 0 for layer in layers)))
@@ -161,7 +162,10 @@ def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
 
 
 def link_of(points: Mapping[int, float], before: Link | None) -> Link:
-    """Fit a link to the seconds of messages by size; from one size, only its rate."""
+    """Fit a link to ``points``, nbytes -> seconds of a message.
+
+    If the sizes are too similar to fit a line, the startup is that of ``before``, or STARTUP.
+    """
     sizes = sorted(points)
     if sizes[-1] >= SPREAD * sizes[0]:
         return fit(list(points.items()))
@@ -171,20 +175,20 @@ def link_of(points: Mapping[int, float], before: Link | None) -> Link:
 
 
 def ratio(usual: Mapping[int, float], now: Mapping[int, float]) -> float:
-    """Return how many times longer messages take than usual; 1 if no size is in both."""
+    """Return the seconds of messages now, divided by the usual ones; 1 if no size is in both."""
     both = usual.keys() & now.keys()
     before = math.fsum(usual[size] for size in both)
     return math.fsum(now[size] for size in both) / before if before else 1.0
 
 
 def link_text(link: Link) -> str:
-    """Return a link as text for the log."""
-    rate = f"{8e-9 / link.beta:.3g} Gbit/s" if link.beta else "any rate"
-    return f"a message takes {1e3 * link.alpha:.3g} ms and {rate}"
+    """Return the startup and the rate of a link as text, for the log."""
+    rate = f" plus its bytes at {8e-9 / link.beta:.3g} Gbit/s" if link.beta else ", however large"
+    return f"a message takes {1e3 * link.alpha:.3g} ms{rate}"
 
 
 def summary(keys: Sequence[Sequence[str]]) -> str:
-    """Return how many tensors are fused, cut, or sent alone, given the names in each message."""
+    """Return as text how many tensors are fused, cut, or sent alone; ``keys`` of each message."""
     fused = [names for names in keys if len(names) > 1]
     cut = [names[0] for names in keys if len(names) == 1 and names[0].endswith("]")]
     tensors_cut = len({key.rpartition("[")[0] for key in cut})

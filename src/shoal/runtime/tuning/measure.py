@@ -1,14 +1,14 @@
-"""Measure the times of steps: when gradients arrive, and how long messages are under way.
+"""Measure the times of steps: when gradients are computed, and how long messages take.
 
-All ranks must make the same plan from these numbers, so one small all-reduce behind the gradients
-replaces them by their maxima over ranks:
+All ranks must make the same plan from these numbers. So one small all-reduce behind the gradients
+computes the maximum over ranks of:
 
-* the backward seconds of the slowest rank, layer by layer, because all ranks wait for it;
-* the shortest seconds of messages on any rank, step by step (negated), because the other ranks were
-  early, and waited for their peers and not for the link;
-* the step seconds of the slowest rank.
+* the backward seconds of each layer, because all ranks wait for the slowest;
+* the negated seconds of messages in each step, which gives the shortest: a rank with longer seconds
+  was early, and waited for its peers and not for the link;
+* the step seconds.
 
-Times are the host's: on a device, a gradient arrives when its kernel is launched.
+All times are taken on the host: on a GPU, a gradient "arrives" when its kernel is launched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 
 
 class MessageTiming(NamedTuple):
-    """The dense size of a message, and when it was under way."""
+    """The size of a message before compression, and when its transfer started and stopped."""
 
     nbytes: int
     start: float
@@ -36,24 +36,24 @@ class MessageTiming(NamedTuple):
 
 @dataclass(slots=True)
 class StepRecord:
-    """The moments of one step."""
+    """When the parts of one step happened, in seconds of the clock."""
 
-    began: float  # backward
-    arrivals: dict[str, float] = field(default_factory=dict)  # of gradients
-    tasks: dict[int, list[float]] = field(default_factory=dict)  # start and end of each
+    began: float  # start of backward
+    arrivals: dict[str, float] = field(default_factory=dict)  # of gradients, by parameter name
+    tasks: dict[int, list[float]] = field(default_factory=dict)  # index -> [start, end]
 
 
 class StepTimer:
-    """Records the moments of steps. Gradient hooks call it, so it does little."""
+    """Records when the parts of each step happen. Gradient hooks call it, so it does little."""
 
     def __init__(self, now: Clock = time.perf_counter) -> None:
         self.now = now
-        self.step = 0  # of the exchange: the same on all ranks
+        self.step = 0  # number of exchanges so far, the same on all ranks
         self.records: dict[int, StepRecord] = {}
         self._record = StepRecord(now())
 
     def open(self) -> None:
-        """Begin a record: backward starts."""
+        """Start the record of a step, when its backward starts."""
         self._record = self.records[self.step] = StepRecord(self.now())
 
     def arrived(self, name: str) -> None:
@@ -61,21 +61,21 @@ class StepTimer:
         self._record.arrivals[name] = self.now()
 
     def wire(self, index: int, wire: Wire) -> Wire:
-        """Return a wire that records the moments of one task."""
+        """Return a wire that records the start and the end of one task."""
         start = self.now()
         span = self._record.tasks.setdefault(index, [start, start])
         return TimedWire(wire, span, self.now)
 
 
 class TimedWire:
-    """A wire that writes the moment of its last answer to the second number of ``span``."""
+    """A wire that writes the time of its last answer to ``span[1]``."""
 
     def __init__(self, wire: Wire, span: list[float], now: Clock) -> None:
         self.size, self.blocks = wire.size, wire.blocks
         self._inner, self._span, self._now = wire, span, now
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; record its answer by the work's callback, or else when it is waited for."""
+        """Issue an ask; record when the answer arrives, or else when ``wait`` returns."""
         pending = self._inner.ask(ask)
         inner = pending.pending if isinstance(pending, TracedPending) else pending
         if notifies(inner, self._arrived):
@@ -86,7 +86,7 @@ class TimedWire:
         return TracedPending(pending, self._arrived)
 
     def leave(self) -> None:
-        """Leave the inner wire: the run is over."""
+        """Leave the inner wire, at the end of the run."""
         self._inner.leave()
 
     def _arrived(self, *_: object) -> None:
@@ -94,16 +94,16 @@ class TimedWire:
 
 
 class Measurements(NamedTuple):
-    """Measured times of some steps, the same on all ranks."""
+    """The measured times of some steps, the same on all ranks."""
 
-    backward: dict[str, float]  # seconds of each parameter
-    messages: dict[int, float]  # seconds of one message, by average size
-    step: float  # seconds; inf if no whole step was measured
-    changes: dict[str, float]  # |update| / |value| of each parameter
+    backward: dict[str, float]  # parameter -> seconds
+    messages: dict[int, float]  # average nbytes -> average seconds of a message
+    step: float  # seconds of a step; inf if no complete step was measured
+    changes: dict[str, float]  # parameter -> |update| / |value|
 
 
 def backward_seconds(began: float, arrivals: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each gradient: since the one before it, or since the start."""
+    """Return the seconds of each gradient: since the previous one, or since ``began``."""
     seconds = {}
     for name, moment in sorted(arrivals.items(), key=lambda item: item[1]):
         seconds[name] = max(0.0, moment - began)
@@ -112,7 +112,7 @@ def backward_seconds(began: float, arrivals: Mapping[str, float]) -> dict[str, f
 
 
 def busy_seconds(messages: Iterable[MessageTiming]) -> float:
-    """Return the seconds during which at least one message was under way."""
+    """Return the seconds during which at least one message was in transfer."""
     busy, free = 0.0, -math.inf
     for _, start, stop in sorted(messages, key=lambda m: m.start):
         busy += max(0.0, stop - max(start, free))
@@ -121,9 +121,9 @@ def busy_seconds(messages: Iterable[MessageTiming]) -> float:
 
 
 def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
-    """Return the average seconds of a message, by average size; empty if there was none.
+    """Return {average nbytes: average seconds of a message}; {} if all messages are empty.
 
-    Averages over a step, because messages that are under way at once share the link.
+    It averages over a step, because messages that are in transfer at once share the link.
     """
     sent = [message for message in messages if message.nbytes]
     if not sent:
@@ -132,22 +132,22 @@ def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
 
 
 def mean_nbytes(sizes: Sequence[int]) -> int:
-    """Return the average size of messages that are not empty; 0 if all are."""
+    """Return the average size of the messages that are not empty; 0 if all are empty."""
     sent = [nbytes for nbytes in sizes if nbytes]
     return sum(sent) // len(sent) if sent else 0
 
 
 class MeasurementLayout(NamedTuple):
-    """Which numbers the ranks compare, in an order that all share."""
+    """The order of the numbers that the ranks reduce, the same on all ranks."""
 
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
+    names: tuple[str, ...]  # of parameters, for their backward seconds
+    sizes: tuple[int, ...]  # of messages, in each step
     steps: int
 
     def numbers(
         self, records: Sequence[StepRecord | None], nbytes: Sequence[int], step: float
     ) -> list[float]:
-        """Return the numbers of this rank, to be replaced by the maxima over ranks."""
+        """Return this rank's numbers; ``step`` is the median seconds of a step."""
         backward: dict[str, list[float]] = {}
         messages: list[float] = []
         for record in records:
@@ -161,7 +161,7 @@ class MeasurementLayout(NamedTuple):
         return [*medians, *messages, step]
 
     def seen(self, numbers: Sequence[float], changes: Sequence[float] = ()) -> Measurements:
-        """Return the measurements that these maxima over ranks hold."""
+        """Return the measurements, from the maxima over ranks of :meth:`numbers`."""
         count, width = len(self.names), len(self.sizes)
         messages = {}
         for column, size in enumerate(self.sizes):

@@ -1,8 +1,8 @@
-"""Plan the messages of a run anew while it trains, from the measured times of its steps.
+"""Change the buckets of a run while it trains, from the measured times of its steps.
 
-1. Every few steps, the numbers of all ranks are reduced behind the gradients.
-2. Before the next backward, when no message is under way, each rank reads the result. All ranks
-   have the same numbers, so all choose the same schedule and bind the same messages.
+1. Every few steps, an all-reduce behind the gradients reduces the measurements of all ranks.
+2. Before the next backward, when no message is in transfer, each rank reads the result. All ranks
+   read the same numbers, so all choose the same schedule and plan the same buckets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("shoal")
 
 
 class PendingMeasurements(NamedTuple):
-    """An all-reduce of the numbers of all ranks, under way."""
+    """An all-reduce of measurements that was started; ``numbers`` holds the result after it."""
 
     layout: MeasurementLayout
     numbers: Tensor
@@ -34,7 +34,7 @@ class PendingMeasurements(NamedTuple):
 
 
 class Replanning:
-    """Reads every few steps how long steps took, and rebinds the messages of an engine."""
+    """Measures steps, and every few steps lets a tuner choose the buckets of an engine again."""
 
     def __init__(self, engine: Engine, timer: StepTimer, context: RunContext) -> None:
         self.engine, self.timer, self.context = engine, timer, context
@@ -44,10 +44,10 @@ class Replanning:
         layers = [Layer(name, views[name].view.nbytes) for name in engine.parameters]
         self.tuner = ScheduleTuner(self.schedule, layers)
         self._changes = ParameterChanges(engine.parameters, self.schedule.every)
-        self._due = False  # the numbers of all ranks were requested
+        self._due = False  # whether an all-reduce was queued
         self._pending: list[PendingMeasurements] = []  # appended to by the communication thread
         self._last: float | None = None  # when the last step began
-        self._steps: list[float] = []  # seconds of the steps since the last look
+        self._steps: list[float] = []  # seconds of each step since the last call of the tuner
 
     def begin(self) -> None:
         """Record that a step begins."""
@@ -57,7 +57,7 @@ class Replanning:
         self._last = now
 
     def ask(self) -> None:
-        """Every few steps, reduce the numbers of the last steps behind this step's gradients."""
+        """Every few steps, queue an all-reduce of measurements behind this step's gradients."""
         step = self.timer.step
         self.timer.step = step + 1
         if self.timer.step % self.schedule.every == 0:
@@ -79,7 +79,7 @@ class Replanning:
         self._pending.append(PendingMeasurements(layout, numbers, work))
 
     def renew(self) -> None:
-        """Read the numbers of all ranks, while no message is under way, and rebind if better."""
+        """Read reduced measurements and change the buckets; no message may be in transfer."""
         if not self._measures_times:
             self._changes.record(self.timer.step)
         if not self._due:
@@ -110,17 +110,17 @@ class Replanning:
 
 
 class ParameterChanges:
-    """Measures, once in ``every`` steps, how much a step changes parameters."""
+    """Measures, once in ``every`` steps, by how much one step changes each parameter."""
 
     def __init__(self, parameters: Mapping[str, Tensor], every: int) -> None:
-        self.relative: list[float] = []  # |update| / |value| of each parameter
+        self.relative: list[float] = []  # |update| / |value| of each parameter, in order
         self._parameters, self._every = parameters, every
         self._before: list[Tensor] = []
         self._recorded = -1
 
     @torch.no_grad()
     def record(self, step: int) -> None:
-        """Once in ``every`` steps, compare the parameters with those before the last step."""
+        """Once in ``every`` steps, compare the parameters with their copies one step earlier."""
         if step == self._recorded:
             return
         self._recorded = step

@@ -1,4 +1,4 @@
-"""The modes of a step, and the table that chooses one for a strategy."""
+"""The modes of a step, and the function that chooses one for a strategy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Apply", "Mode", "ModeSetup", "choose"]
 
 
 def choose(strategy: Strategy, *, overlaps: bool) -> type[Mode]:
-    """Return the mode of a strategy: the first row whose fact holds.
+    """Return the mode of a strategy: the first row of the table whose condition is true.
 
     Args:
-        strategy: the techniques in use.
-        overlaps: whether backward can be hooked, and there are other workers to exchange with.
+        strategy: the strategy of the run.
+        overlaps: whether there are other workers, and gradient hooks can send during backward.
     """
     s = strategy
     waits, gradients = s.synchrony.waits, rules.sends_gradients(s)
@@ -34,4 +34,4 @@ def choose(strategy: Strategy, *, overlaps: bool) -> type[Mode]:
         (s.coordination.sends == "parameter", MixingMode),
         (True, LocalMode),
     )
-    return next(mode for fact, mode in table if fact)
+    return next(mode for condition, mode in table if condition)

@@ -1,16 +1,16 @@
 """Update each layer just before its next forward, as soon as its own gradients are averaged.
 
-After backward nothing is waited for:
+A step does not wait for messages after its backward:
 
-1. ``agree`` sends the rest of the gradients and keeps this step's learning rates;
-2. before a module's next forward, the buckets of its own parameters are waited for, and the
-   optimizer steps on these parameters and on those that arrived in the same buckets;
-3. the other parameters are updated before the next backward, or before the model or the optimizer
-   is read (``drain``).
+1. ``agree`` sends the rest of the gradients and stores this step's hyper-parameters;
+2. before the next forward of a module, a hook waits for the buckets of the module's own parameters;
+   then the optimizer updates these parameters, and others whose buckets have arrived with them;
+3. all other parameters are updated before the next backward, or before the ``state_dict`` of the
+   model or the optimizer is read (``drain``).
 
-The first step shows which modules are called. Parameters that other modules use directly (the
-output projection of ``nn.MultiheadAttention``) are updated before the nearest enclosing module that
-is called. Under a plan that is not early, the first module waits for everything.
+The first step shows which modules are called. A parameter of a module that is not called (the
+output projection of ``nn.MultiheadAttention``) is updated before the nearest enclosing module that
+is called. If the current plan is not ``early``, the first forward hook waits for all buckets.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from shoal.runtime.step.stats import PendingReports, StepReport, find_unused
 
 
 class EarlyGradients(OverlappedGradients):
-    """Overlaps the exchange with backward and with the next forward.
+    """Averages gradients during backward and during the next forward.
 
-    The optimizer steps several times per round, each time on the parameters that have a gradient;
-    optimizers skip the others.
+    ``optimizer.step`` is called several times per step. Only the parameters to update have a
+    gradient then, and optimizers skip parameters without one.
     """
 
     defers: ClassVar[bool] = True
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        model = setup.source.model
-        self._waiting: set[str] = set()  # parameters whose update is still to come
-        self._unused: set[str] = set()  # without a gradient on this worker
+        model = setup.model_part.model
+        self._waiting: set[str] = set()  # parameters that are not updated yet
+        self._unused: set[str] = set()  # parameters without a gradient on this worker
         self._unused_everywhere: Callable[[], set[str]] = set
         self._groups: list[dict[str, Any]] = []  # hyper-parameters of the deferred step
         self._called: set[str] = set()
         self._learnt = False
-        self._outside: tuple[str, ...] = ()  # parameters of no module that is called
+        self._outside: tuple[str, ...] = ()  # parameters that are in no called module
         names = {id(p): name for name, p in self.parameters.items()}
-        self._own: dict[str, list[str]] = {}
+        self._own: dict[str, list[str]] = {}  # module -> parameters to update before it
         self._handles = [
             model.register_state_dict_pre_hook(lambda *_: self._finish_all()),  # type: ignore[no-untyped-call]
             self.optimizer.register_state_dict_pre_hook(lambda *_: self._finish_all()),
@@ -59,18 +59,18 @@ class EarlyGradients(OverlappedGradients):
         for name, module in model.named_modules():
             own = [names[id(p)] for p in module.parameters(recurse=False) if id(p) in names]
             self._own[plain(name)] = own
-            if not self.compiled or module is model:
+            if not self.compiled or module is model:  # hooks inside would be compiled, too
                 hook = partial(self._before_forward, plain(name))
                 self._handles.append(module.register_forward_pre_hook(hook))
 
     def begin(self, step: int) -> None:
-        """Start to measure the step; a compiled model has no hooks, so finish its updates."""
+        """Start a step. Finish all updates of a compiled model, whose submodules have no hooks."""
         super().begin(step)
         if self.compiled:
             self._finish_all()
 
     def agree(self, report: StepReport) -> PendingReports:
-        """Send the rest, and leave the updates to the next forward."""
+        """Send the remaining gradients; the next forward waits for them and updates."""
         missing, pending = self._send(report)
         names = list(self.parameters)
         self._unused = missing & set(names)
@@ -81,7 +81,7 @@ class EarlyGradients(OverlappedGradients):
             p.grad = None
         self._groups = _hyper_parameters(self.optimizer)
         setattr(self.optimizer, "_opt_called", True)  # noqa: B010  torch's schedulers check it
-        if self.sparse:  # rows do not wait for the next forward
+        if self.sparse:  # sparse gradients are averaged and applied at once
             self.engine.queue.join()
             average_rows(self.sparse.values(), self.wire)
             self.optimizer.step()
@@ -90,12 +90,12 @@ class EarlyGradients(OverlappedGradients):
         return pending
 
     def _renew_plan(self) -> None:
-        """Finish the step before, so that no message is under way."""
+        """Finish the last step first, because no message may be in transfer meanwhile."""
         self.drain()
         super()._renew_plan()
 
     def finish(self, apply: Apply) -> float:
-        """Note after the first step which modules were called; the update comes later."""
+        """After the first step, record which modules were called; do not call ``apply``."""
         if not (self._learnt or self.compiled) and self._called:
             self._learnt = True
             for name in [name for name in self._own if name not in self._called]:
@@ -108,9 +108,9 @@ class EarlyGradients(OverlappedGradients):
         return 0.0
 
     def drain(self) -> None:
-        """Do all updates that are still to come, and everything queued behind them."""
+        """Do all remaining updates, and wait for all queued jobs."""
         self._finish_all()
-        self.engine.queue.join()  # collectives of other groups must come after what it issues
+        self.engine.queue.join()  # its jobs must come before collectives of other groups
 
     def close(self) -> None:
         """Remove the hooks and end the communication thread."""
@@ -127,18 +127,18 @@ class EarlyGradients(OverlappedGradients):
         if early and module.training:
             self._finish((*self._outside, *self._own[name]))
         else:
-            self._finish_all()  # in evaluation, modules may read each other's parameters directly
+            self._finish_all()  # in evaluation, a module may use another's parameters
 
     def _finish_all(self) -> None:
         self._finish(tuple(self.parameters))
 
     def _finish(self, names: tuple[str, ...]) -> None:
-        """Wait for the buckets of these parameters, and update them."""
+        """Wait for the buckets of these parameters, and update all parameters that arrived."""
         names = tuple(name for name in dict.fromkeys(names) if name in self._waiting)
         if not names:
             return
         averaged = self.engine.settle_some(names) & self._waiting - self._unused
-        names = tuple(dict.fromkeys((*names, *averaged)))  # with those in the same buckets
+        names = tuple(dict.fromkeys((*names, *averaged)))  # add those in the same buckets
         views = self.exchange.flat.views
         with self._as_at_agree():
             for name in names:
@@ -155,21 +155,21 @@ class EarlyGradients(OverlappedGradients):
 
     @contextmanager
     def _as_at_agree(self) -> Iterator[None]:
-        """Inside, learning rates are those of the deferred step, and newer gradients are hidden."""
+        """For a block, set the deferred step's hyper-parameters, and all gradients to None."""
         groups = self.optimizer.param_groups
-        now = _hyper_parameters(self.optimizer)
-        newer = [(p, p.grad) for group in groups for p in group["params"]]
-        for p, _ in newer:
+        current = _hyper_parameters(self.optimizer)
+        current_grads = [(p, p.grad) for group in groups for p in group["params"]]
+        for p, _ in current_grads:
             p.grad = None
-        # Groups added since then come last: their parameters have no gradient of that step.
-        for group, then in zip(groups, self._groups, strict=False):
-            group.update(then)
+        # Groups that were added since then come last, and have no gradient of that step.
+        for group, deferred in zip(groups, self._groups, strict=False):
+            group.update(deferred)
         try:
             yield
         finally:
-            for group, today in zip(groups, now, strict=True):
-                group.update(today)
-            for p, grad in newer:
+            for group, values in zip(groups, current, strict=True):
+                group.update(values)
+            for p, grad in current_grads:
                 p.grad = grad
 
 
@@ -178,13 +178,13 @@ def _hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    """Return whether torch.compile wraps it: hooks inside would become part of the graph."""
+    """Return whether the model or a submodule is compiled by torch.compile."""
     calls = (getattr(m, "_compiled_call_impl", None) for m in model.modules())
     return hasattr(model, "_orig_mod") or any(call is not None for call in calls)
 
 
 def _nearest(name: str, called: set[str]) -> str | None:
-    """Return the nearest enclosing module among those called."""
+    """Return the nearest enclosing module that is in ``called``; None if there is none."""
     while name:
         name = name.rpartition(".")[0]
         if name in called:

@@ -1,4 +1,4 @@
-"""Several steps alone, then average what they changed."""
+"""Local SGD: each worker takes several steps alone, then the changes are averaged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 class LocalMode(Mode):
     """Local SGD: every ``period`` steps, x <- anchor + mean(x - anchor).
 
-    The change travels, not the model, so that it can be compressed. With block momentum (BMUF) the
-    anchor moves by ``rate`` times the mean change plus ``momentum`` times its previous move.
+    ``anchor`` is the model after the last exchange. The change x - anchor is sent, not x, because
+    it can be compressed better. With block momentum (BMUF) the anchor changes by ``rate`` times the
+    mean change plus ``momentum`` times its previous change, which ``moves`` holds.
     """
 
     def __init__(self, setup: ModeSetup) -> None:
@@ -24,15 +25,15 @@ class LocalMode(Mode):
         self.anchor = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._momentum, self._rate = 0.0, 1.0
         outer, workers = setup.strategy.coordination.outer, setup.index.workers
-        if outer is not None and workers > 1:  # one worker alone takes plain steps
+        if outer is not None and workers > 1:  # a single worker uses no outer momentum
             self._momentum, self._rate = outer.momentum_of(workers), outer.rate
-        plain = (self._momentum, self._rate) == (0, 1)  # then the mean change is the move
+        plain = (self._momentum, self._rate) == (0, 1)  # then the anchor changes by the mean change
         moving = {} if plain else self.parameters
         self.moves = {name: torch.zeros_like(p.detach()) for name, p in moving.items()}
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
-        """Update; after the last step of a period, average the changes."""
+        """Call ``apply``; after the last step of a period, average the changes."""
         with torch.enable_grad():
             apply()
         due = self.due()
@@ -51,12 +52,12 @@ class LocalMode(Mode):
             p.copy_(self.anchor[name])
 
     def state_dict(self) -> State:
-        """Return the step count, the anchor and its last move, and the compressor's state."""
+        """Return the step count, the anchor, its last change, and the compressor's state."""
         state = {"steps": self.steps, "anchor": self.anchor, "changes": self.exchange.state_dict()}
         return {**state, "moves": self.moves} if self.moves else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; an empty state starts from the model as it is."""
+        """Load what ``state_dict`` returned; with {} the current model becomes the anchor."""
         self.steps = int(state.get("steps", 0))
         for name, value in state.get("anchor", self.parameters).items():
             self.anchor[name].copy_(value.detach())

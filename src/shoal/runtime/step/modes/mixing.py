@@ -1,6 +1,6 @@
-"""D-PSGD: parameters travel to the neighbours while the gradient is computed.
+"""D-PSGD: send the parameters to the neighbours while the gradient is computed, and mix them.
 
-With a compressor that tracks (CHOCO-SGD), public copies of the models are mixed instead.
+With a compressor with ``Trait.TRACKS`` (CHOCO-SGD), workers mix public copies of the models.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 
 
 class MixingMode(Mode):
-    """x_i <- sum_j W_ij x_j - step_i; the exchange overlaps with the gradient's computation.
+    """Worker i computes x_i <- sum_j W_ij x_j - step_i; the sum runs during forward and backward.
 
-    Where copies x^ travel, x_i <- x_i + gamma sum_j W_ij (x^_j - x^_i) - step_i. The wire answers
-    with row i of W.
+    With public copies x^, x_i <- x_i + gamma sum_j W_ij (x^_j - x^_i) - step_i. The wire computes
+    the sum over j with row i of W; step_i is the change by the optimizer.
     """
 
     def __init__(self, setup: ModeSetup) -> None:
@@ -31,7 +31,7 @@ class MixingMode(Mode):
 
     @torch.no_grad()
     def opening(self) -> list[Asks]:
-        """Send the model as it is at the start of the step."""
+        """Return the flows that mix the parameters as they are at the start of the step."""
         if not self.due():
             return []
         for name, p in self.parameters.items():
@@ -42,7 +42,7 @@ class MixingMode(Mode):
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
-        """Take this worker's step, then move by what mixing changed."""
+        """Call ``apply``, then add what mixing changed to the parameters."""
         due = self.due()
         with torch.enable_grad():
             apply()
@@ -56,10 +56,10 @@ class MixingMode(Mode):
         yield from ()
 
     def state_dict(self) -> State:
-        """Return the step count, the rounds, and the public copies where these travel."""
+        """Return the step count and the compressor's state (with TRACKS, the public copies)."""
         return {"steps": self.steps, "models": self.exchange.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; an empty state starts anew."""
+        """Load what ``state_dict`` returned; {} resets the count and the compressor's state."""
         self.steps = int(state.get("steps", 0))
         self.exchange.load_state_dict(state.get("models", {}))

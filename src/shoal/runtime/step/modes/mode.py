@@ -2,14 +2,14 @@
 
 A mode owns its exchange. Its methods are called in the order of a step:
 
-1. ``begin``   the step starts: send what may travel during forward and backward;
-2. ``arm``     the last backward of the step comes next: gradients may leave as they arrive;
-3. ``agree``   backward is over: average the gradients, publish the step report;
-4. ``finish``  take the optimizer's step, exchange parameters or changes where that is due.
+1. ``begin``   at the start of the step: send what can be sent during forward and backward;
+2. ``arm``     before the last backward of the step: let it send gradients when they are computed;
+3. ``agree``   after backward: average the gradients, publish the step report;
+4. ``finish``  take the optimizer's step, exchange parameters or changes if the strategy does.
 
-The exchanges are written as flows (``opening``, ``averaging``, ``closing``), so that the same code
-serves the processes of a run, which drive the flows over their wire, and the lockstep trainer of
-the tests, which drives the flows of all workers in one process.
+The exchanges are written as flows (``opening``, ``averaging``, ``closing``). A process of a run
+drives them over its wire; the lockstep trainer of the tests drives the flows of all workers in one
+process.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from shoal.strategy import Strategy
 from shoal.wire.wire import TracedWire, Wire
 
 Apply: TypeAlias = Callable[[], object]
-"""Takes one optimizer step with the gradients in place."""
+"""A function that takes one optimizer step with the current gradients."""
 State: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ModeSetup:
-    """What a mode is built from.
+    """The arguments from which a mode is built.
 
     Args:
-        source: the model that this rank trains.
+        model_part: the model, or the part of it, that this rank trains.
         optimizer: the user's optimizer.
         wire: answers the asks of flows.
-        context: the run.
-        timed: whether exchanges take time, which some compressors measure.
+        context: the context of the run.
+        timed: whether compressors may choose by the measured seconds of exchanges.
     """
 
-    source: ModelPart
+    model_part: ModelPart
     optimizer: torch.optim.Optimizer
     wire: TracedWire
     context: RunContext
@@ -61,7 +61,7 @@ class ModeSetup:
 
     @property
     def carrier(self) -> Wire:
-        """The wire itself, without the tracing."""
+        """The wire without the timeline recording."""
         return self.wire.inner
 
     @property
@@ -71,29 +71,29 @@ class ModeSetup:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """The strategy. One worker needs no server: its own optimizer steps."""
+        """The run's strategy; the default one for a single worker, which needs no servers."""
         served = self.context.strategy.coordination.via == "server"
         return Strategy() if served and self.index.workers == 1 else self.context.strategy
 
     @cached_property
     def sparse(self) -> dict[str, Tensor]:
-        """The parameters whose gradients are exchanged as sparse rows."""
-        ids = sparse_parameters(self.source.model, self.context.strategy)
-        return {n: p for n, p in self.source.trainable().items() if id(p) in ids}
+        """The parameters whose gradients are exchanged as sparse rows, by name."""
+        ids = sparse_parameters(self.model_part.model, self.context.strategy)
+        return {n: p for n, p in self.model_part.trainable().items() if id(p) in ids}
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """The other trainable parameters, in forward order."""
-        return {n: p for n, p in self.source.trainable().items() if n not in self.sparse}
+        """The other trainable parameters by name, in the order of the model."""
+        return {n: p for n, p in self.model_part.trainable().items() if n not in self.sparse}
 
     @cached_property
     def reports(self) -> OwnReport:
-        """How step reports reach all ranks, unless they travel with the gradients."""
+        """Publishes the step reports, in modes that do not send them with the gradients."""
         world = self.context.world
         return OwnReport() if world.size == 1 else GatheredReports(world.size, self.context.copies)
 
     def exchange(self, *, tail: int = 0) -> Exchange:
-        """Return an exchange of tensors shaped as the parameters, with a tail of numbers."""
+        """Return an exchange with buffers for all parameters, and a tail of ``tail`` numbers."""
         s, workers = self.strategy, self.index.workers
         allocate = allocator(s, self.context.group, workers=workers)
         flat = FlatBuffers(self.parameters, tail=tail, allocate=allocate)
@@ -104,16 +104,12 @@ class ModeSetup:
 
 
 class Mode:
-    """The base of all modes: it drives a mode's flows over its wire.
-
-    Args:
-        setup: what the mode is built from.
-    """
+    """The base of all modes: drives the flows of a mode over its wire."""
 
     agrees: ClassVar[bool] = False  # whether all workers hold the same model after every step
     defers: ClassVar[bool] = False  # whether updates happen during the next forward
 
-    exchange: Exchange  # every mode but `PairsMode` makes one
+    exchange: Exchange  # set by every mode except `PairsMode`
 
     def __init__(self, setup: ModeSetup) -> None:
         self.wire, self.reports, self.parameters = setup.wire, setup.reports, setup.parameters
@@ -123,49 +119,49 @@ class Mode:
 
     @property
     def equal_now(self) -> bool:
-        """Whether all workers hold the same model at this moment."""
+        """Whether all workers hold the same model now."""
         return self.agrees
 
     @property
     def shares_optimizer(self) -> bool:
-        """Whether one optimizer state serves all workers."""
+        """Whether a checkpoint saves one optimizer state for all workers."""
         return self.equal_now
 
     # Flows, in the order of a step.
 
     def opening(self) -> list[Asks]:
-        """Return the flows that may run from the start of the step on."""
+        """Return the flows that run during forward and backward."""
         return []
 
     def averaging(self) -> Asks:
-        """Average the gradients after backward, in modes that exchange gradients."""
+        """Return the flow that averages the gradients after backward; by default it is empty."""
         yield from ()
 
     def closing(self, apply: Apply) -> Asks:
-        """Take the optimizer's step, and exchange what is due after it."""
+        """Return the flow that calls ``apply``, and exchanges what the mode exchanges then."""
         apply()
         yield from ()
 
     def due(self) -> bool:
-        """Return whether all workers exchange in the current step: the last one of a period."""
+        """Return whether all workers exchange in this step: it is the last one of a period."""
         return self.synchrony.waits and (self.steps + 1) % self.synchrony.period == 0
 
     # Methods that a replica calls, in the order of a step.
 
     def begin(self, step: int) -> None:
-        """Start the flows that may run from the start of the step on."""
+        """Start the flows that run during forward and backward."""
         self._opened = [PendingFlow(flow, self.wire) for flow in self.opening()]
 
     def arm(self, report: Callable[[], StepReport]) -> None:
-        """Prepare for the last backward; ``report`` returns the step report with its loss."""
+        """Prepare for the last backward of the step; ``report`` returns the step report."""
 
     def agree(self, report: StepReport) -> PendingReports:
-        """Average the gradients, and publish the step report where all workers exchange."""
+        """Average the gradients, and publish the step report; return its `PendingReports`."""
         drive(self.averaging(), lambda ask: self.wire.ask(ask).wait())
         return (self.reports if self.due() else OwnReport()).publish(report)
 
     def finish(self, apply: Apply) -> float:
-        """End the step; return the seconds spent waiting for other workers."""
+        """Finish all flows and call ``apply``; return the seconds of waiting for workers."""
         waited = 0.0
         start = time.perf_counter()
         for flow in self._opened:
@@ -187,40 +183,40 @@ class Mode:
     # Between steps.
 
     def skip(self) -> None:
-        """Forget what the current step added to the state, because it contains a NaN."""
+        """Undo what the current step changed in the mode's state, because of a NaN or inf."""
 
     def clear(self) -> None:
-        """Drop what the mode keeps in addition to the gradients."""
+        """Drop what the mode stores of this step besides the gradients."""
 
     def drain(self) -> None:
-        """Finish pending updates, so that the parameters may be read."""
+        """Finish deferred updates, so that the parameters can be read."""
 
     def close(self) -> None:
-        """Remove hooks and end threads."""
+        """Remove all hooks and end all threads of the mode."""
 
     def leave(self) -> None:
-        """End the run for this worker; peers may still need it until then."""
+        """End the run for this worker."""
 
     def lock(self) -> AbstractContextManager[object]:
-        """Keep peers from changing this worker's parameters; most modes have no such peers."""
+        """Return a context in which peers cannot change this worker's parameters."""
         return nullcontext()
 
     def pull(self) -> Set[int]:
-        """Copy the servers' model into this one; return the addresses that were written."""
+        """Copy the servers' model into this one; return ``data_ptr()`` of changed tensors."""
         return frozenset()
 
     def optimizer_state(self, own: State) -> State:
-        """Return the optimizer's state to save: this worker's own, or the servers'."""
+        """Return the optimizer state to save: ``own``, or that of the servers."""
         return own
 
     def load_remote(self, state: State) -> State:
-        """Give model and optimizer state to the servers; return the state to load here."""
+        """Send model and optimizer state to the servers; return the state to load here."""
         return state
 
     def state_dict(self) -> State:
-        """Return everything remembered between steps; by default, the compressor's state."""
+        """Return the state to save; by default, that of the compressor."""
         return self.exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; an empty state starts from the model as it is."""
+        """Load what ``state_dict`` returned; {} resets the state."""
         self.exchange.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Average the gradients while backward computes them: all workers keep one model."""
+"""Average the gradients while backward computes them; all workers have the same model."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from shoal.runtime.tuning.replan import Replanning
 
 
 class OverlappedGradients(Mode):
-    """Gradients leave as they arrive; after backward only the last of them are waited for.
+    """Sends each bucket of gradients during backward, as soon as its gradients are computed.
 
-    Dense gradients go through the `Engine`. Sparse ones (rows of embeddings) are averaged after
-    them, and factors of linear layers are collected for compressors that send these.
+    The `Engine` sends dense gradients. Sparse gradients (rows of embeddings) are averaged after
+    them. Factors of linear layers are collected for compressors that send factors.
     """
 
     agrees = True
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        in_tail = can_ride(setup)
+        in_tail = can_use_tail(setup)
         self.exchange = setup.exchange(tail=REPORT_WIDTH * setup.index.workers if in_tail else 0)
         self.step, self.sparse = 0, setup.sparse
         self.context, self.optimizer = setup.context, setup.optimizer
-        _ = self.exchange.flat.storage  # all ranks allocate shared memory at the same time
+        _ = self.exchange.flat.storage  # allocates: all ranks must allocate shared memory together
         if in_tail:
             self.reports = TailReports(self.exchange.flat.tail, setup.index.worker)
         measures, timer = self.exchange.schedule.measures, StepTimer()
@@ -49,27 +49,27 @@ class OverlappedGradients(Mode):
             reports=self.reports,
             timer=timer if measures == "times" else None,
         )
-        self.planner: Replanning | None = None  # without one, buckets stay the same
+        self.planner: Replanning | None = None  # None: the buckets never change
         if measures != "nothing":
             self.planner = Replanning(self.engine, timer, setup.context)
         self._sends_factors = Trait.FACTORS in self.exchange.compressor.traits
         factored = self.parameters if self._sends_factors else {}
-        self.exchange.factors = self.factors = Factors(setup.source.model, factored)
+        self.exchange.factors = self.factors = Factors(setup.model_part.model, factored)
 
     def begin(self, step: int) -> None:
-        """Start to measure the step, where the schedule needs that."""
+        """Record the start of the step, if the schedule needs measurements."""
         self.step = step
         if self.planner is not None:
             self.planner.begin()
 
     def arm(self, report: Callable[[], StepReport]) -> None:
-        """Let gradients leave during the next backward, if the schedule overlaps."""
+        """Send gradients during the next backward, if the schedule overlaps."""
         self._renew_plan()
         if self.exchange.schedule.overlaps:
             self.engine.arm(report)
 
     def agree(self, report: StepReport) -> PendingReports:
-        """Send the rest, wait for all buckets, and average sparse gradients."""
+        """Send the remaining buckets, wait for all, and average the sparse gradients."""
         unused, pending = self._send(report)
         start = time.perf_counter()
         self.engine.settle()
@@ -83,30 +83,30 @@ class OverlappedGradients(Mode):
         return lambda: reports
 
     def _send(self, report: StepReport) -> tuple[set[str], PendingReports]:
-        """Start what has not left: buckets, the step report, measurements for the planner."""
-        self._renew_plan()  # a loop without run.micro comes here without arm
+        """Send the remaining buckets and the report; return (unused parameters, reports)."""
+        self._renew_plan()  # without run.micro, arm was not called
         unused = set(self.engine.send_rest(report))
         unused |= {name for name, p in self.sparse.items() if p.grad is None}
         report = report._replace(unused=len(unused))
-        # Behind the gradients, so that all ranks enter their collectives in the same order.
+        # Queued behind the gradients, so that all ranks issue collectives in the same order.
         pending = self.engine.queue.call(lambda: self.reports.publish(report))
         if self.planner is not None:
             self.planner.ask()
         return unused, pending
 
     def _renew_plan(self) -> None:
-        """Let the buckets change while no message is under way."""
+        """Let the planner change the buckets; no message may be in transfer."""
         if self.planner is not None:
             self.planner.renew()
 
     def _drop_unused(self, unused: set[str]) -> None:
-        """Remove gradients that no worker has: momentum must not move these parameters."""
+        """Set gradients that no worker computed to None: a zero would let momentum update."""
         parameters = {**self.parameters, **self.sparse}
         for name in find_unused(unused, list(parameters), self.context.group)():
             parameters[name].grad = None
 
     def finish(self, apply: Apply) -> float:
-        """Update with the averaged gradient; nothing is left to wait for."""
+        """Call ``apply`` with the averaged gradients; return 0 seconds of waiting."""
         apply()
         self.exchange.end_round()
         return 0.0
@@ -116,7 +116,7 @@ class OverlappedGradients(Mode):
         self.exchange.revert()
 
     def clear(self) -> None:
-        """Drop the factors of the gradients."""
+        """Drop the factors of the gradients, if they are collected."""
         if self._sends_factors:
             self.factors.clear()
 
@@ -126,15 +126,15 @@ class OverlappedGradients(Mode):
         self.engine.close()
 
 
-def can_ride(setup: ModeSetup) -> bool:
-    """Return whether step reports can travel behind the last gradients, at no cost.
+def can_use_tail(setup: ModeSetup) -> bool:
+    """Return whether step reports can be sent in the tail of the gradients' buffer.
 
-    That needs sums of exact numbers, in a type that can count samples, and an order of buckets
-    that ends with the last one.
+    This requires one buffer of float32 or float64 numbers that are summed without loss, tensors
+    that are not sliced, and a bucket that is sent last on every rank.
     """
     s = setup.strategy
     ordered = s.coordination.via == "collective" and rules.can_overlap(s)
     exact = Trait.LOSSLESS in s.compression.traits and Trait.ELEMENTWISE in s.compression.traits
     kinds = {(p.dtype, p.device) for p in setup.parameters.values()}
-    fine = all(dtype in (torch.float32, torch.float64) for dtype, _ in kinds)
-    return ordered and not s.scheduling.slices and exact and len(kinds) == 1 and fine
+    precise = all(dtype in (torch.float32, torch.float64) for dtype, _ in kinds)
+    return ordered and not s.scheduling.slices and exact and len(kinds) == 1 and precise

@@ -1,4 +1,4 @@
-"""AD-PSGD: after a step, average the model with one random neighbour's."""
+"""AD-PSGD: after each step, average the model with that of one random neighbour."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 
 
 class PairsMode(Mode):
-    """One event is one round: x_i, x_j <- (x_i + x_j) / 2 after step i, and no one else waits.
+    """After a step of worker i, x_i, x_j <- (x_i + x_j) / 2 with one neighbour j; no other waits.
 
-    The peer changes its own model when this worker's arrives, and answers with the mean; this
-    worker moves by the difference between that mean and what it sent. So the sum of both models is
-    preserved, even if a third worker changes one of them meanwhile.
+    Worker i sends its model. The peer j changes its own model to the mean and answers with it.
+    Worker i then adds the difference between the mean and what it sent. So the sum of both models
+    is preserved, even if a third worker changes one of them meanwhile. ``events`` counts steps.
     """
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
-        self._carrier = setup.carrier  # a `PairWire`, unless there is one worker only
+        self._carrier = setup.carrier  # a `PairWire` if there are several workers
         worker, workers = setup.index
         row = setup.strategy.coordination.mixing(workers, 0)[worker]
         self.neighbours = tuple(j for j, weight in enumerate(row) if weight and j != worker)
-        self.seed = f"pairs/{worker}"  # each worker makes its own choices
+        self.seed = f"pairs/{worker}"  # each worker chooses its own sequence of neighbours
         self.events = 0
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
-        """Take this worker's step, then average with one neighbour."""
+        """Call ``apply``, then average the model with one neighbour."""
         with torch.enable_grad():
             apply()
         self.events += 1
@@ -46,12 +46,12 @@ class PairsMode(Mode):
             p += mean - before
 
     def finish(self, apply: Apply) -> float:
-        """End the step; peers cannot change the parameters during the update."""
+        """End the step; during it, peers cannot change this worker's parameters."""
         with self.lock():
             return super().finish(apply)
 
     def lock(self) -> AbstractContextManager[object]:
-        """Hold the wire's lock, so that peers cannot change the parameters."""
+        """Return the wire's lock; while it is held, peers cannot change the parameters."""
         carrier = self._carrier
         return carrier.lock if isinstance(carrier, PairWire) else nullcontext()
 
@@ -60,5 +60,5 @@ class PairsMode(Mode):
         return {"events": self.events}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; an empty state starts anew."""
+        """Load what ``state_dict`` returned; {} resets the number of events."""
         self.events = int(state.get("events", 0))

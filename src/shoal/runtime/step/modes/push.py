@@ -1,4 +1,4 @@
-"""Push a gradient to the servers and pull their model; wait for no other worker."""
+"""Push gradients to the servers and receive their model, without waiting for all workers."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from shoal.wire.server import ServerWire
 
 
 class PushMode(Mode):
-    """Asynchronous and stale-synchronous SGD: servers hold the model and the optimizer.
+    """Asynchronous and stale-synchronous SGD: the servers update the model.
 
-    This worker's own optimizer never steps, until the run ends and it takes the servers' state.
+    This worker's optimizer updates nothing. At the end of the run it loads the servers' state.
     """
 
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
         self.setup = setup
-        self.server = cast(ServerWire, setup.carrier)  # only in a run, not in the lockstep trainer
+        self.server = cast(ServerWire, setup.carrier)  # the lockstep trainer has another wire
         self.exchange = setup.exchange()
-        self.left = False  # this worker has left the servers, with a copy of their state
+        self.left = False  # whether this worker has copied the servers' state and left
 
     @property
     def equal_now(self) -> bool:
-        """Whether all workers hold the same model at this moment: once they have left."""
+        """Whether all workers hold the same model now: after they have left the servers."""
         return self.left
 
     @property
     def shares_optimizer(self) -> bool:
-        """Whether one optimizer state serves all workers: the servers'."""
+        """Whether a checkpoint saves one optimizer state for all workers: the servers' state."""
         return True
 
     def closing(self, apply: Apply) -> Asks:
-        """Push the gradients, and copy the model that the servers answer with.
+        """Push the gradients, and copy the servers' model, which is the answer.
 
-        A parameter without a gradient is not pushed: the servers' momentum must not move it. A
-        skipped step pushes nothing, but still advances this worker's clock.
+        A parameter without a gradient is not pushed, so that the servers' momentum does not change
+        it. A step that is skipped sends an empty push, which still counts as a step of this worker.
         """
-        self.setup.source.collect(self.exchange)
+        self.setup.model_part.collect(self.exchange)
         used = {name for name, p in self.parameters.items() if p.grad is not None}
         model = yield Push(self.exchange.messages(used))
         with torch.no_grad():
@@ -51,31 +51,34 @@ class PushMode(Mode):
                 self.parameters[name].copy_(value)
         for p in self.parameters.values():
             p.grad = None
-        apply()  # without gradients: learning-rate schedulers check that the optimizer stepped
+        apply()  # it changes nothing, but schedulers check that the optimizer stepped
 
     def pull(self) -> Set[int]:
-        """Copy the servers' model into this one; return the addresses that were written."""
+        """Copy the servers' model into this one; return ``data_ptr()`` of changed tensors."""
         if self.left:
             return frozenset()
-        return {t.data_ptr() for t in pull(self.server, self.setup.source).values()}
+        return {t.data_ptr() for t in pull(self.server, self.setup.model_part).values()}
 
     def optimizer_state(self, own: State) -> State:
         """Return the servers' optimizer state, with this worker's hyper-parameters."""
         return own if self.left else fetch_state(self.server, own)
 
     def load_remote(self, state: State) -> State:
-        """Give model and optimizer state to the servers; the state to load here is empty."""
+        """Send model and optimizer state to the servers; all workers must call it together.
+
+        Return the state to load here: the hyper-parameters, without the state of parameters.
+        """
         if self.left:
             return state
-        dist.barrier()  # every worker has stopped pushing
+        dist.barrier()  # until every worker has stopped pushing
         if self.setup.context.world.rank == 0:
             send_state(self.server, self.parameters, state)
         dist.barrier()
         return {**state, "state": {}}
 
     def leave(self) -> None:
-        """Wait for the last push of every worker, then copy the servers' state."""
+        """Wait for the last push of every worker, then copy the servers' model and state."""
         if not self.left:
             wait_for_pushes(self.server, self.setup.context)
-            take_over(self.server, self.setup.source, self.setup.optimizer)
+            take_over(self.server, self.setup.model_part, self.setup.optimizer)
             self.left = True

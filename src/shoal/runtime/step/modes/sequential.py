@@ -1,4 +1,4 @@
-"""Average the gradients after backward: all workers keep one model."""
+"""Average the gradients after backward; all workers have the same model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup
 
 
 class SequentialGradients(Mode):
-    """Gradients are averaged bucket by bucket once backward is over; the update follows.
+    """Averages the gradients bucket by bucket after backward, before the update.
 
-    This is the mode of models that are spread over ranks, of one worker alone, and of the lockstep
-    trainer. `OverlappedGradients` does the same while backward computes.
+    It is used for models that are sharded over ranks, for a single worker, and by the lockstep
+    trainer. `OverlappedGradients` averages them during backward.
     """
 
     agrees = True
@@ -18,19 +18,19 @@ class SequentialGradients(Mode):
     def __init__(self, setup: ModeSetup) -> None:
         super().__init__(setup)
         self.exchange = setup.exchange()
-        self.source, self.workers = setup.source, setup.index.workers
+        self.model_part, self.workers = setup.model_part, setup.index.workers
 
     def averaging(self) -> Asks:
-        """Average every bucket."""
+        """Return the flow that averages every bucket."""
         if self.workers == 1:
             return
-        self.source.collect(self.exchange)
+        self.model_part.collect(self.exchange)
         for index in range(len(self.exchange.buckets)):
             yield from self.exchange.flow(index)
-        self.source.deliver(self.exchange)
+        self.model_part.deliver(self.exchange)
 
     def closing(self, apply: Apply) -> Asks:
-        """Update with the averaged gradient."""
+        """Call ``apply`` with the averaged gradients."""
         apply()
         self.exchange.end_round()
         yield from ()
