@@ -208,7 +208,7 @@ def test_samples_come_from_the_example_line_or_the_bare_name() -> None:
 
 
 def test_a_member_of_ones_own_is_checked_like_shoals() -> None:
-    with pytest.raises(AssertionError, match="names no References"):
+    with pytest.raises(AssertionError, match="needs References"):
         check_member(half)
     assert make("half(0.5)", half).name == "broken"
     assert make("topk(0.5)") == topk(0.5)

@@ -132,7 +132,7 @@ def test_gossip_takes_differences_where_it_takes_nothing_else_that_loses() -> No
     parse("gossip, local(4), by_size(64, exact, difference(topk(0.1)))")
     with pytest.raises(ConflictError, match="difference"):
         parse("gossip, topk(0.1)")
-    with pytest.raises(ConflictError, match="holds no public copy"):
+    with pytest.raises(ConflictError, match="has no copy of this worker"):
         parse("gossip, asp, difference(topk(0.1))")
     with pytest.raises(ConflictError, match="single message"):
         parse("parameter_server, asp, difference(topk(0.1))")
