@@ -30,7 +30,7 @@ def test_what_is_sent_is_what_the_step_agrees_on(text: str, what: str) -> None:
 def test_block_momentum_is_told_in_numbers() -> None:
     told = explain(parse("bmuf, local(4)"), 4).step[-1]
     assert told.endswith("moves by 1 of the mean change and 0.75 of the previous move")
-    assert "0.5 of the move" in explain(parse("bmuf(0.5), local(4)"), 4).step[-1]
+    assert "0.5 of the previous move" in explain(parse("bmuf(0.5), local(4)"), 4).step[-1]
 
 
 def test_neighbours_that_meet_seldom_send_seldom() -> None:

@@ -71,9 +71,7 @@ class _Step:
             for moment in (task.ready, task.due):
                 if _plain(moment) not in self.done:
                     call = f"schedule_seconds({len(layers)} layers)"
-                    raise BadArgument(
-                        call, f"task {number} refers to {moment}: there is no such layer"
-                    )
+                    raise BadArgument(call, f"task {number}: there is no layer {moment.layer}")
             self.due.setdefault(_plain(task.due), []).append(number)
 
     def compute(self) -> Process:

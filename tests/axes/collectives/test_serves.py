@@ -16,7 +16,7 @@ from shoal.strategy import parse
 def test_a_number_of_workers_that_makes_no_groups_is_a_conflict_at_binding(
     text: str, ranks: int
 ) -> None:
-    with pytest.raises(ConflictError, match=rf"x {ranks} workers.*instead: ring") as caught:
+    with pytest.raises(ConflictError, match=rf"x {ranks} workers.*instead: use ring") as caught:
         parse(text).bind(Facts(ranks=ranks))
     assert len(caught.value.conflicts) == 1
 

@@ -67,7 +67,7 @@ def test_a_world_that_was_not_measured_is_refused_by_name(tmp_path: Path) -> Non
     refusal = fastest(written(tmp_path)).refusal
     assert not any(map(refusal, (1, 2, 4)))
     assert "was measured with 2, 4 ranks, not with 3" in refusal(3)
-    with pytest.raises(BadArgument, match="not 3"):
+    with pytest.raises(BadArgument, match="not with 3"):
         chosen(written(tmp_path), 1, 3)
 
 

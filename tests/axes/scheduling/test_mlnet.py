@@ -62,7 +62,7 @@ def test_alone_it_is_a_strategy_and_says_that_its_sums_go_by_a_tree() -> None:
     ("text", "why"),
     [
         ("mlnet, parameter_server", "all-reduce has no effect"),
-        ("mlnet, topk(0.1)", "gathers"),
+        ("mlnet, topk(0.1)", "gathered"),
         ("mlnet, powersgd(2)", "whole matrices"),
         ("mlnet, local(4)", "no backward to overlap"),
     ],

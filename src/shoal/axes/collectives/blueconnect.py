@@ -35,7 +35,7 @@ def blueconnect(*levels: int) -> Collective:
     """
     name = f"blueconnect({', '.join(map(str, levels))})"
     if not levels:
-        raise BadArgument(name, "it needs at least one group size, for example blueconnect(2, 2)")
+        raise BadArgument(name, "a group size is missing; write for example blueconnect(2, 2)")
     route = ring()
     for level in reversed(levels):
         route = nested(name, level, route)
