@@ -177,7 +177,7 @@ def test_every_technique_can_be_typed_alone_or_says_what_it_lacks() -> None:
         with contextlib.suppress(ConflictError):
             assert parse(name)
     for name in lacking:
-        with pytest.raises(BadArgument, match="missing|needs"):
+        with pytest.raises(BadArgument, match=r"missing|needs"):
             parse(name)
 
 
