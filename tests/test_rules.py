@@ -157,7 +157,7 @@ def test_what_is_wise_is_left_in_peace(text: str) -> None:
 def test_advice_is_legal_itself() -> None:
     for text in ("topk(0.1)", "powersgd(2)"):
         (line,) = parse(text).advice()
-        parse(line.partition(": ")[2].partition(" keeps")[0])
+        parse(line.partition(": ")[2].partition(" converges")[0])
 
 
 @pytest.mark.parametrize(
