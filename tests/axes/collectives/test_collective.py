@@ -67,7 +67,7 @@ def test_routes_with_groups_serve_their_multiples_and_refuse_the_rest(
     route = ROUTES[text]
     assert [world for world in WORLDS if not route.refusal(world)] == served
     for world in set(WORLDS) - set(served):
-        with pytest.raises(BadArgument, match=r"workers do not|no multiple"):
+        with pytest.raises(BadArgument, match=r"workers cannot be divided|not a multiple"):
             rounds_of(route, world)
 
 

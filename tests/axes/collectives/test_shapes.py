@@ -150,5 +150,5 @@ def test_across_groups_goes_a_route_with_rounds(outer: Collective) -> None:
 
 
 def test_levels_must_be_named() -> None:
-    with pytest.raises(BadArgument, match="at least one level"):
+    with pytest.raises(BadArgument, match="a group size is missing"):
         blueconnect()

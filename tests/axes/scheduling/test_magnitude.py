@@ -42,5 +42,5 @@ def test_it_asks_for_changes_as_often_as_it_is_told() -> None:
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
 def test_a_look_is_due_after_whole_steps(every: object) -> None:
-    with pytest.raises(BadArgument, match="number of steps"):
+    with pytest.raises(BadArgument, match="whole number"):
         magnitude(256, every)  # type: ignore[arg-type]
