@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # typer always ends with SystemExit
         code = end.code if isinstance(end.code, int) else 1
         if argv is None and code in INTERRUPTED:
-            # All processes have ended and all files are removed: do not wait for torch to unload.
+            # All workers have ended and temporary files are removed: do not wait for torch's exit.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -113,7 +113,7 @@ def with_options(suite: Suite, ranks: str, sizes: str) -> Suite:
 
 
 def show_missing_peer(console: Console, suite: Suite) -> None:
-    """Print why the suite collectives did not measure MPI; print nothing if it did."""
+    """If the suite is collectives and could not measure MPI, print why."""
     from shoal.bench.collectives import mpi_peer
 
     if suite.name == "collectives" and (why := mpi_peer.find_mpi().why_not):
@@ -173,7 +173,7 @@ def suite_table(suites: tuple[Suite, ...]) -> Table:
 
 
 def show(console: Console, report: Report) -> None:
-    """Print a table for each metric and competitor, then the machine, versions and commit."""
+    """Print a table for each metric and competitor, a summary, the machine and the versions."""
     head, machine = report.header, report.header.machine
     longest = max((len(result.case) for result in report.results), default=0)
     width = min(longest, max(_CASE_COLUMNS, console.width - _OTHER_COLUMNS))

@@ -93,7 +93,7 @@ def backends(name: str, workers: int) -> Finding:
 
 
 def shoal_backend(name: str, workers: int) -> Finding:
-    """Check that workers on this machine can share memory and read each other's memory."""
+    """Check that workers can share memory; report whether they can read each other's memory."""
     from shoal.wire.shm.memory import segment
     from shoal.wire.shm.memory.cma import Token, can_read
     from shoal.wire.shm.options import DIRECT_MB, NEVER, direct_nbytes
@@ -191,7 +191,7 @@ def clock(name: str, workers: int) -> Finding:
 
 
 def network(name: str, workers: int) -> Finding:
-    """Check which interface gloo would use to reach other machines."""
+    """Check that gloo would use an address that other machines can reach."""
     try:
         choice = gloo_choice()
     except UsageError as error:

@@ -47,8 +47,8 @@ def find_testbed(hosts: Sequence[str]) -> TestbedPlan | None:
 def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) -> int:
     """Run one launcher on every host, wait for all, and return the exit code.
 
-    The launcher of the first host writes to the terminal, and with ``--output all`` the workers of
-    the others do, too. Other output is shown only if a launcher fails and the first does not.
+    The launcher of the first host writes to the terminal; with ``--output all`` the standard output
+    of the others goes there, too. The rest is shown only if one of them fails, but not the first.
     """
     require_support()
     if options.servers:
@@ -83,7 +83,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
 
 
 def options_of(rank: int, options: LaunchOptions, temporary: str) -> LaunchOptions:
-    """Return one host's options: its directory is below ``--dir``, else (not rank 0) temporary."""
+    """Return one host's options: its directory is below ``--dir``, or temporary (rank 0: unset)."""
     if options.directory is None:
         return options if rank == 0 else replace(options, directory=Path(temporary, f"host{rank}"))
     return replace(options, directory=Path(options.directory, f"host{rank}"))
@@ -113,8 +113,8 @@ def arguments(
 def _wait(launchers: Sequence[Launcher], received: list[int]) -> int:
     """Wait until all launchers have ended, and pass received signals on to them.
 
-    When one fails, the others get SIGTERM after ``FOLLOW_SECONDS``. Returns the first exit code
-    that is not 0, or 128 plus the number of a received signal, as a shell does.
+    When one fails, the others get SIGTERM after ``FOLLOW_SECONDS``. Returns 128 plus the number of
+    the first received signal; without one, the first exit code that is not 0, else 0.
     """
     failed, passed_on = 0.0, 0
     codes: dict[int, int] = {}
@@ -143,7 +143,7 @@ def _signal(launchers: Sequence[Launcher], number: int) -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Yield a list to which each signal that arrives in the block is appended, and nothing else."""
+    """Yield a list; in the block, SIGINT, SIGTERM and SIGHUP are only appended to it."""
     received: list[int] = []
     before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
     try:

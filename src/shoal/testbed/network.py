@@ -33,7 +33,7 @@ from shoal.testbed.plan import (
 from shoal.testbed.record import TestbedRecord, find, identity, records
 
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch would warn of each address without a name
-MASTER_PORT = 29500  # always free, because each host has its own ports
+MASTER_PORT = 29500  # of the first host, whose ports are its own
 
 
 def up(wanted: TestbedPlan) -> TestbedRecord:
@@ -50,7 +50,7 @@ def down(name: str = DEFAULT_NAME) -> TestbedRecord:
     """End the processes on a testbed, remove it, and return its last record.
 
     Raises:
-        UsageError: there is no testbed of this name.
+        UsageError: there is no testbed of this name, or this machine cannot have one.
     """
     require_support()
     record = _existing(name)

@@ -122,7 +122,7 @@ def parse_rate(text: str) -> int:
 
 
 def show_rate(bits: int) -> str:
-    """Return a rate in bits per second as text that :func:`parse_rate` reads.
+    """Return a rate in bits per second as text for :func:`parse_rate`, rounded to six digits.
 
     >>> show_rate(100_000_000)
     '100mbit'

@@ -33,8 +33,8 @@ def lockstep(
     Args:
         flows: one for each worker; all must yield asks of the same types in the same order.
         mixing: row i has the weights for worker i's answers; None: the mean with equal weights.
-        once: if the answer is equal for all workers, compute it once and give each worker a copy.
-            Otherwise it is computed for each worker, as in processes; this is slow with many.
+        once: compute an answer only once and give each worker a copy, unless workers may get
+            different answers (``mixing`` or Fold). False: compute it for each, as processes do.
     """
     w = complete(len(flows), 0) if mixing is None else mixing
     answers: list[Any] = [None] * len(flows)

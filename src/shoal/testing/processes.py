@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     value: Any = None  # what it returned
     error: str | None = None  # its traceback if it raised
-    exitcode: int | None = 0  # not 0 if it raised or died; negative if a signal killed it
+    exitcode: int | None = 0  # 1 if it raised; if it died, its exit code (-n after signal n), or -1 instead of 0
 
 
 class WorkersFailed(AssertionError):
@@ -111,7 +111,7 @@ def outcomes(
 
 
 def run_workers(workers: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Return what each worker returned; raise WorkersFailed if one raised or died (outcomes)."""
+    """Return the values of :func:`outcomes`; raise WorkersFailed if a worker raised or died."""
     results = outcomes(workers, work, *args, **options)
     if any(r.error or r.exitcode for r in results):
         raise WorkersFailed(results)

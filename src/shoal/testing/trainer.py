@@ -1,4 +1,4 @@
-"""Train a model on n workers in one process, in lockstep, with any strategy of uncut replicas.
+"""Train a model on n workers in one process, in lockstep, if the strategy does not cut the model.
 
 >>> from shoal.strategy import parse
 >>> trainer = LockstepTrainer(parse("all_reduce, bsp"), workers=2, build=tiny)
@@ -101,7 +101,10 @@ class LockstepTrainer:
         return torch.stack(flat).detach()
 
     def train(self, batches: Sequence[Batch], *, steps: int) -> float:
-        """Train each worker for ``steps`` steps; return the mean loss of the last batch (part)."""
+        """Train each worker for ``steps`` steps; return the mean loss of the last step.
+
+        If workers wait, this step uses a whole batch; otherwise one worker's share of a batch.
+        """
         if self.strategy.synchrony.waits:
             losses = [self.step(batches[k % len(batches)]) for k in range(steps)]
         else:

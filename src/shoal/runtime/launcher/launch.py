@@ -1,9 +1,10 @@
 """Start workers on this machine, watch them, and leave nothing behind.
 
 1. Check the script and the options; an error is raised before any process starts.
-2. On the first machine bind the store's socket. Start the workers, each in its own session.
-3. When a worker fails, write the reason to the store, where the other workers read it. Stop the
-   workers that still run five seconds later.
+2. On the first machine, bind the socket of the store, unless there is only one process. Start the
+   workers and servers, each in its own session.
+3. When a worker fails, the launcher that hosts the store writes the reason to it for the other
+   workers. Each launcher stops its workers that still run five seconds after its first failure.
 4. Report the first failure with its traceback. If restarts are left, start a new generation.
 """
 
@@ -39,7 +40,7 @@ from shoal.runtime.world.interfaces import bind
 
 __all__ = ["LaunchOptions", "launch", "torchrun_command"]
 
-FOLLOW_SECONDS = 5.0  # from the first failure until the other workers are stopped
+FOLLOW_SECONDS = 5.0  # from the first failure, or the end of all workers, to SIGTERM
 INTERRUPT_SECONDS = 0.4  # from a forwarded SIGINT to SIGKILL
 TERMINATE_SECONDS = 5.0  # from a forwarded SIGTERM or SIGHUP to SIGKILL
 STOP_SECONDS = 1.0  # from the launcher's own SIGTERM to SIGKILL
@@ -112,7 +113,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _recorded_signals(received: list[int]) -> Iterator[None]:
-    """Append each signal that the launcher receives to ``received``, which its loop reads."""
+    """Append each SIGINT, SIGTERM and SIGHUP to ``received``; only if called in the main thread."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -137,7 +138,10 @@ class _Launcher:
         self.oom_before = oom_kills()
 
     def supervise(self) -> int:
-        """Start generations until one succeeds or no restart is left; return the exit code."""
+        """Start generations until one succeeds or no restart is left; return the exit code.
+
+        No generation follows a usage error or a signal.
+        """
         command = torchrun_command(self.command, self.options)
         self.output.message(f"the equivalent torchrun command: {command}")
         try:
@@ -179,7 +183,7 @@ class _Launcher:
             time.sleep(0.05)
 
     def _watch(self, processes: Processes, generation: int) -> int:
-        """Watch the processes until all have ended; return the exit code."""
+        """Watch until all have ended, a signal arrives or the store fails; return the exit code."""
         failed_at = done_at = None
         while processes.alive:
             for worker in processes.poll():
@@ -199,7 +203,7 @@ class _Launcher:
         return self._conclude(processes, failed=failed_at is not None)
 
     def _publish_failure(self, worker: Worker, generation: int) -> None:
-        """Write to the store why a worker ended, in case the worker could not do so itself."""
+        """Write to the store that a worker failed or never joined, in case it did not do so."""
         never_joined = worker.code == 0 and not worker.joined
         if self.host is None or worker.rank < 0 or not (worker.failed or never_joined):
             return

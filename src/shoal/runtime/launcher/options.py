@@ -56,7 +56,7 @@ class LaunchOptions:
 
 
 def most_workers() -> int:
-    """Return the largest accepted number of workers; a larger one is probably a typing error."""
+    """Return the largest sum of workers and servers that is accepted without --oversubscribe."""
     return max(64, 16 * usable_cores())
 
 
@@ -69,7 +69,7 @@ def parse_workers(text: str) -> int:
 
 
 def check(command: Sequence[str], options: LaunchOptions) -> None:
-    """Check all options; the UsageError names the option, its value and what to use instead."""
+    """Check the script and the options; a UsageError says what is wrong and what to use."""
     _check_numbers(options)
     _check_script(command)
     _check_choices(options)
@@ -78,7 +78,7 @@ def check(command: Sequence[str], options: LaunchOptions) -> None:
     for name, path in (("--dir", options.directory), ("--checkpoint", options.checkpoint)):
         why = None if path is None else unusable(path)
         _require(why is None, f"{name} {path}: {why}; choose another directory")
-    gloo_choice()  # raises if GLOO_SOCKET_IFNAME names no interface
+    gloo_choice()  # raises if GLOO_SOCKET_IFNAME names an interface that does not exist
     if options.nodes > 1:
         _check_nodes(options)
     elif options.node_rank != 0 or options.master:

@@ -32,7 +32,7 @@ class PrefixedStream:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Write all complete lines; keep an incomplete one up to CHUNK_NBYTES until it ends."""
+        """Write all complete lines, and an incomplete one once it exceeds CHUNK_NBYTES."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > CHUNK_NBYTES:
             lines, self._rest = [*lines, self._rest], b""
@@ -70,7 +70,7 @@ class OutputRouter:
         return self._logs / f"{key}.log"
 
     def streams(self, key: str, *, is_main: bool) -> tuple[int | None, int | None, list[int]]:
-        """Return Popen's stdout and stderr, and the descriptors to close once it has started."""
+        """Return Popen's stdout and stderr, and the descriptors to close after the start."""
         if self._mode == "all":
             return subprocess.PIPE, subprocess.PIPE, []
         if is_main:
@@ -88,7 +88,7 @@ class OutputRouter:
                 self._selector.register(pipe, selectors.EVENT_READ, stream)
 
     def forward(self, seconds: float) -> bool:
-        """Forward what a pipe has within ``seconds``; return whether one had data or was closed."""
+        """Wait ``seconds`` at most for output, and forward it; return whether a pipe was ready."""
         if not self._selector.get_map():
             time.sleep(seconds)
             return False
@@ -101,7 +101,7 @@ class OutputRouter:
         return bool(ready)
 
     def drain(self) -> None:
-        """Forward what is in the pipes and close them, even if a worker's child still has one."""
+        """Forward what is in the pipes and close them, even if a child still has them open."""
         while self.forward(0):
             pass
         for selector_key in list(self._selector.get_map().values()):

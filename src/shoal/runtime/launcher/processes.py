@@ -45,7 +45,7 @@ class RunDirectory:
 def process_environment(
     options: LaunchOptions, run: RunDirectory, generation: int, own: dict[str, str]
 ) -> dict[str, str]:
-    """Return the environment variables of one process; ``own`` are those of this process only."""
+    """Return the variables to set for one process; ``own`` are those of this process only."""
     key = own.get("RANK", f"server-{own.get(names.SERVER)}")
     env = {
         "WORLD_SIZE": str(options.world_size),
@@ -83,7 +83,7 @@ def option_environment(options: LaunchOptions) -> dict[str, str]:
 
 
 def default_environment(options: LaunchOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return defaults for the environment variables that are not set in ``environ``."""
+    """Return defaults for the environment variables that are unset or empty in ``environ``."""
     threads = max(1, usable_cores() // (options.workers + options.servers))
     variables = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     loopback = loopback_name()
@@ -108,7 +108,7 @@ def spawn(
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` with which Linux kills the child if this process ends, or None."""
+    """Return a ``preexec_fn``: Linux then kills the child if this process ends; elsewhere None."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -133,7 +133,7 @@ class Worker:
     joined_file: Path
     code: int | None = None  # exit code; -n if signal n ended it; None while it runs
     ended: float = 0.0  # when it ended, on the monotonic clock
-    stopped: bool = False  # the launcher stopped it, so it did not cause the failure
+    stopped: bool = False  # the launcher has sent it a signal to end
 
     @property
     def failed(self) -> bool:
@@ -160,7 +160,7 @@ class Worker:
         return True
 
     def signal(self, number: int) -> None:
-        """Send a signal to all processes in the group of this one."""
+        """Send a signal to the group of this process, unless its exit code is collected."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)

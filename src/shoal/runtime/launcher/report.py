@@ -25,13 +25,16 @@ class WorkerExit:
 
     @classmethod
     def read(cls, worker: Worker, *, out_of_memory: bool) -> WorkerExit:
-        """Read how a worker ended; ``out_of_memory``: the kernel killed a process of this run."""
+        """Read how a worker ended.
+
+        ``out_of_memory``: a process of this cgroup was killed for lack of memory since the start.
+        """
         failure = read_error_file(worker.error_file)
         return cls(worker, failure, out_of_memory and worker.code == -signal.SIGKILL)
 
     @property
     def code(self) -> int:
-        """The exit code to report for this worker: 128 + n after signal n, as in a shell."""
+        """The exit code in the error file, unless 1; else the worker's, or 128 + its signal."""
         if self.failure is not None and self.failure.exit_code != 1:
             return self.failure.exit_code
         code = self.worker.code or 0
@@ -52,7 +55,7 @@ class WorkerExit:
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """A sort key: causes, then their consequences, then stopped workers; each by time."""
+        """A sort key: causes, consequences, then stopped workers without failure; each by time."""
         secondary = self.failure is not None and self.failure.is_consequence
         seconds = self.failure.seconds if self.failure else self.worker.ended
         return self.worker.stopped and self.failure is None, secondary, seconds
@@ -85,7 +88,7 @@ def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group the kernel killed for lack of memory."""
+    """Return how many processes of this control group were killed for lack of memory, or 0."""
     counts = [0]
     for path in _memory_events():
         with suppress(OSError):
@@ -95,7 +98,7 @@ def oom_kills() -> int:
 
 
 def _memory_events() -> list[Path]:
-    """Return the paths of the files that count these kills, for cgroup versions 2 and 1."""
+    """Return the files that may count kills for lack of memory, in cgroup versions 2 and 1."""
     try:
         entries = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

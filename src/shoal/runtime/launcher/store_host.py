@@ -55,7 +55,7 @@ class StoreHost:
             self.error = error
 
     def publish(self, failure: Failure, generation: int) -> None:
-        """Write a failure to the store for the workers of a generation, once the store is ready."""
+        """Write the first failure of a generation, once the store is ready; ignore later ones."""
         with self._lock:
             if self._store is None:
                 self._pending.append((failure, generation))

@@ -35,7 +35,10 @@ from shoal.wire.server import ServerWire, hyper_parameters
 
 
 def start_servers(world: World, servers: int) -> None:
-    """Start this rank's share of the servers, unless a launcher did; every rank must call it."""
+    """Start this rank's share of the servers; every rank must call it.
+
+    Does nothing if a launcher has started the servers, or if there is only one worker.
+    """
     if world.env.servers not in (0, servers):
         raise UsageError(
             f"the launcher started {world.env.servers} servers, but the script's strategy has "

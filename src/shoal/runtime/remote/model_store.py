@@ -17,7 +17,7 @@ from shoal.runtime.step.buffers import real
 
 
 class Clocks:
-    """Counts the steps of each worker; a worker may be ``bound`` steps ahead of the slowest."""
+    """Counts the steps of each worker; it may be at most ``bound`` ahead of the slowest."""
 
     def __init__(self, workers: Sequence[int], bound: float) -> None:
         self.steps, self.bound = dict.fromkeys(workers, 0), bound
@@ -31,7 +31,7 @@ class Clocks:
         self.steps.pop(worker, None)
 
     def may_go(self, worker: int) -> bool:
-        """Whether a worker is at most ``bound`` steps ahead, so that it may start its next step."""
+        """Whether a worker may go on: it is at most ``bound`` steps ahead, or has left."""
         slowest = min(self.steps.values(), default=0)
         return worker not in self.steps or self.steps[worker] - slowest <= self.bound
 
@@ -67,6 +67,6 @@ class ServerModel:
         return {name: p.detach() for name, p in self.parameters.items()}
 
     def retune(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Copy a worker's hyper-parameters, which its scheduler changes, to this optimizer."""
+        """Copy a worker's hyper-parameters, which a scheduler may change, to this optimizer."""
         for own, worker_group in zip(self.optimizer.param_groups, groups, strict=True):
             own.update({k: v for k, v in worker_group.items() if k in own and k != "params"})

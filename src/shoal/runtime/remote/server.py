@@ -28,7 +28,7 @@ from shoal.wire.channel import Channel, Message, close_listener
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
 ENDS = ("bye", "gone")  # kinds of messages: the worker leaves; its connection broke
-PATIENCE = 0.8  # share of the workers' timeout: the server's error must reach them earlier
+PATIENCE = 0.8  # of the workers' timeout; the server waits less, so that its error comes first
 
 
 class ParameterServer:
@@ -47,7 +47,7 @@ class ParameterServer:
         self._changed = threading.Condition()
         self._begun = False  # rank 0 has sent the initial model
         self._connected: set[int] = set()
-        self._gone: set[int] = set()  # workers that have left
+        self._gone: set[int] = set()  # workers that have left or lost their connection
         self._lost: PeerLost | None = None
         self._handlers: dict[str, Callable[[int, Message], Reply]] = {
             "ask": self._ask,
@@ -186,7 +186,7 @@ class ParameterServer:
 def serve(
     world: World, strategy: Strategy, models: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 ) -> None:
-    """Serve the first of ``models`` until every worker has left."""
+    """Serve the first of ``models`` until every worker has left, or one was lost."""
     (model, optimizer), *_ = models.values()
     torch.set_num_threads(1)
     ParameterServer(world, strategy, model, optimizer).serve()

@@ -1,7 +1,7 @@
 """Read the environment variables with which a launcher gives a process its rank.
 
-These are torchrun's variables (RANK, WORLD_SIZE, ...) and optional ones that start with ``SHOAL_``.
-So a script can also be started by torchrun, Slurm or any launcher that sets torchrun's variables.
+These are torchrun's variables (RANK, WORLD_SIZE, ...), some of Slurm, and optional ones that start
+with ``SHOAL_``. So torchrun, Slurm or any launcher that sets such variables can start a script.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RankEnv:
     role: str = "worker"  # or "server"
     workers: int = 1
     servers: int = 0
-    hosted: bool = False  # the launcher (shoal run or torchrun) hosts the store, not rank 0
+    hosted: bool = False  # shoal run, torchrun or the script made the store, so join does not
 
     @property
     def prefix(self) -> str:
@@ -85,7 +85,7 @@ def fingerprint(token: str) -> str:
 
 
 def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
-    """Return the rank and the run of this process; None if no launcher started it."""
+    """Return the rank and the run of this process; None if no launcher's variables are set."""
     env = os.environ if environ is None else environ
     # SLURM_PROCID is also set in a batch script outside srun, where MASTER_ADDR usually is not.
     slurm = all(name in env for name in ("SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR"))

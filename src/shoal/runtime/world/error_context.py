@@ -77,7 +77,7 @@ def _is_about_peers(error: BaseException) -> bool:
 
 
 def _blame(world: World, positions: dict[int, RankPosition], *, late: bool) -> ShoalError:
-    """Return an error that names the ranks that did not answer, or are not in this exchange."""
+    """Return an error that names the ranks, if any, that gave no answer or are elsewhere."""
     silent = [rank for rank in range(world.size) if rank not in positions]
     elsewhere = sorted(rank for rank, position in positions.items() if position != POSITION)
     where = [f"rank {rank} is {positions[rank]}" for rank in elsewhere]
@@ -114,7 +114,8 @@ def report_failure(world: World | None, error: BaseException) -> bool:
 def install_excepthook(current: Callable[[], World | None]) -> None:
     """Set a ``sys.excepthook`` that reports an uncaught exception to other ranks and the launcher.
 
-    ``current`` returns the world of this process, or None if it has not joined one.
+    ``current`` returns the world of this process, or None if it has not joined one. A
+    KeyboardInterrupt is not reported.
     """
     before, pid = sys.excepthook, os.getpid()
 
@@ -124,7 +125,7 @@ def install_excepthook(current: Callable[[], World | None]) -> None:
         shown = interrupted and bool(os.environ.get(ERROR_FILE))
         if ours and not interrupted:
             shown = report_failure(world, error)
-        if not (ours and shown):  # otherwise the launcher shows it
+        if not (ours and shown):  # otherwise the launcher says why the run ended
             before(kind, error, trace)
         if ours and world is not None and world.store is not None and world.env.hosts_store:
             time.sleep(LINGER_SECONDS)  # the other ranks read the reason meanwhile

@@ -1,14 +1,15 @@
 """When one rank fails, tell the other ranks the reason within about a second.
 
 gloo tells the other ranks only "connection closed by peer", or nothing until its timeout. Therefore
-every worker runs a thread with its own connection to the store. It answers even while the main
-thread is blocked inside an exchange:
+every worker runs a thread with its own connection to the store. This thread works even while the
+main thread is blocked inside an exchange:
 
 1. A rank that fails writes its :class:`Failure` to the store and sets the notify key.
 2. A rank whose exchange failed writes its own position and sets the notify key.
 3. The thread of every rank polls the notify key four times a second. When it is set, the thread
    reads the failure and writes the position of its rank.
-4. The rank of line 2 reads the failure. If there is none, it names the ranks without a position.
+4. The rank of line 2 reads the failure. If there is none, its error names the ranks that
+   wrote no position, or another position.
 
 The launcher uses this module, too, so it does not import torch.
 """
@@ -75,7 +76,7 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether this failure only says that another rank failed."""
+        """Whether this error is of a type whose cause usually lies in another rank."""
         return self.type in CONSEQUENCES
 
     def same_reason(self, other: Failure | None) -> bool:
@@ -83,7 +84,7 @@ class Failure:
         return other is not None and (self.type, self.message) == (other.type, other.message)
 
     def as_error(self) -> ShoalError:
-        """Return the error that the other ranks raise: a PeerLost, or the same if a consequence."""
+        """Return what the other ranks raise: the same error if a consequence, else a PeerLost."""
         if self.is_consequence:
             return CONSEQUENCES[self.type](self.message)
         verb = "failed: " if self.traceback else ""  # without one the type is a verb, "died"
@@ -91,7 +92,7 @@ class Failure:
 
 
 def _script_lines(error: BaseException) -> list[str]:
-    """Format the traceback without the frames in Shoal; [] if it begins inside Shoal."""
+    """Format the traceback up to the first frame in Shoal; [] if it begins in Shoal."""
     frames = traceback.extract_tb(error.__traceback__)
     script = list(takewhile(lambda frame: not frame.filename.startswith(PACKAGE), frames))
     if not script:
@@ -110,7 +111,7 @@ def write_error_file(failure: Failure) -> bool:
 
 
 def read_error_file(path: Path) -> Failure | None:
-    """Return the failure that a worker wrote to its error file; None if there is none."""
+    """Return the failure in a worker's error file; None if there is none that can be read."""
     try:
         return Failure.read(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
@@ -136,7 +137,8 @@ POSITION = RankPosition()
 class FailureWatcher:
     """Runs the thread of one worker that reads failures and writes this rank's position.
 
-    ``store`` must be a connection of its own: a long request of the run would block the thread.
+    ``store`` must be a connection of its own: on a shared one, a long request of the run would
+    block the thread.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -165,7 +167,7 @@ class FailureWatcher:
         return self.failure
 
     def collect_positions(self) -> dict[int, RankPosition]:
-        """Ask all ranks for their positions; return the answers within ANSWER_SECONDS."""
+        """Return the positions that ranks write within ANSWER_SECONDS, or until one has failed."""
         self._write_position()
         self._store.set(NOTIFY_KEY, "1")
         limit = time.monotonic() + ANSWER_SECONDS

@@ -55,7 +55,7 @@ def is_local(host: str) -> bool:
 
 
 def own_address(peer_host: str) -> str:
-    """Return the address at which ``peer_host`` can reach this machine; sends no packet.
+    """Return the address at which ``peer_host`` probably reaches this machine; sends it nothing.
 
     The host name of this machine often resolves to 127.0.1.1. Therefore the kernel is asked which
     address it would use for a connection to ``peer_host``.
@@ -118,12 +118,12 @@ def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
 
 
 def why_unreachable(master: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return why gloo could not be reached from ``master``, another machine; None if unknown."""
+    """Return why ``master``, another machine, cannot reach gloo here; None if it probably can."""
     choice = gloo_choice(environ)
     if not is_loopback(choice) or is_loopback(master) or all(map(is_loopback, addresses(master))):
         return None
     why = f"the host name {socket.gethostname()!r} resolves to no other address of this machine"
-    if choice in LOOPBACK_NAMES:  # a name, so it is not from the host name's addresses
+    if choice in LOOPBACK_NAMES:  # an interface, so it comes from the variable
         why = f"{IFNAME_VARIABLE}={choice} is the loopback interface"
     return (
         f"gloo would listen on {choice}, which other machines cannot reach, because {why}; set "

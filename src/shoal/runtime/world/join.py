@@ -51,9 +51,11 @@ def join(*, backend: str | None = None, seconds: float | None = None) -> World:
     """Join the other workers; a second call returns the same world.
 
     Args:
-        backend: ``gloo``, ``nccl`` or ``shoal``; the default is nccl if every local worker
-            has a GPU, else shoal if all workers share a host and it works there, else gloo.
-        seconds: how long an exchange may take before it fails with an ExchangeTimeout.
+        backend: ``gloo``, ``nccl`` or ``shoal``; the default is SHOAL_BACKEND if set, else nccl if
+            every local worker has a GPU, else shoal if all workers share a host and it works
+            there, else gloo.
+        seconds: how long an exchange may take before it fails with an ExchangeTimeout; the default
+            is SHOAL_TIMEOUT, or 300 s.
 
     Raises:
         UsageError: the environment is wrong, or another process has this rank.
@@ -102,7 +104,7 @@ def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
     if env.size == 1 and env.servers == 0:
         alone = RankEnv(run_id=env.run_id, generation=env.generation)
         return World(alone, device, "none", seconds=seconds)
-    gloo_choice()  # raises if GLOO_SOCKET_IFNAME names no interface
+    gloo_choice()  # raises if GLOO_SOCKET_IFNAME names an interface that does not exist
     why = why_unreachable(env.host) if env.workers > env.local_size else None
     if why and chosen == "gloo":
         log.warning(why)
@@ -122,7 +124,7 @@ def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
 
 
 def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
-    """Return the device and the backend of this process; sets the current CUDA device."""
+    """Return the device and the backend of this process; with nccl, set the CUDA device."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend not in (None, "gloo", "nccl", "shoal"):
         raise UsageError(

@@ -5,7 +5,7 @@
    has the same rank.
 3. Wait until all are registered. After SHOAL_JOIN_SECONDS an error names those that are missing.
 
-All waits poll the store, because torch's blocking wait prints a C++ stack.
+All waits poll the store, because torch's blocking wait prints a C++ stack when it times out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def rendezvous(env: RankEnv, seconds: float) -> tuple[Store, Store]:
     """Register this process, wait for all others, and return two prefixed views of the store.
 
     The first view has the keys of this join. The second has those of the generation, to which the
-    launcher also writes failures. ``seconds`` is the timeout of each later request.
+    launcher also writes failures. The timeout of each later request is ``seconds``, or the
+    time to join if that is longer.
     """
     join_seconds = read_seconds(names.JOIN_SECONDS, names.DEFAULT_JOIN_SECONDS)
     base = _connect(env, seconds, join_seconds)

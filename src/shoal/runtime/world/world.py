@@ -20,7 +20,8 @@ POLL_SECONDS = 0.01
 class World:
     """One process's view of its run, made by :func:`shoal.runtime.world.join.join`.
 
-    ``store`` and ``watcher`` are None if there are no other processes; servers have no watcher.
+    ``store`` and ``watcher`` are None in a run of one process, unless its script made a process
+    group. Servers have no watcher.
     """
 
     env: RankEnv
@@ -48,14 +49,14 @@ class World:
         return self.rank == 0 and self.env.role == "worker"
 
     def raise_if_failed(self) -> None:
-        """Raise an error if this process already knows that a rank failed; sends no message."""
+        """Raise an error if this process already knows of a failed rank; reads no store."""
         if self.watcher is not None and self.watcher.failure is not None:
             raise self.watcher.failure.as_error()
 
     def missing_keys(self, store: Store, keys: Sequence[str], seconds: float) -> list[str]:
         """Wait until ``store`` has all keys; return those that are missing after ``seconds``.
 
-        If a rank fails meanwhile, its failure is raised.
+        If a rank has failed, its failure is raised; but not in a server, which has no watcher.
         """
         end = time.monotonic() + seconds
         while not store.check(list(keys)):

@@ -40,7 +40,10 @@ def a_world_that_is_refused_gets_no_rounds(collective: Collective) -> None:
 
 
 def it_chooses_among_routes_that_serve(collective: Collective) -> None:
-    """For every size and network, the chosen route accepts the world size, and chooses no other."""
+    """The chosen route accepts the world size, and chooses no other.
+
+    If there are ``contenders``, the first is native, and the others accept the world size.
+    """
     for world in WORLDS if collective.choose else ():
         for nbytes in (1, 2**12, 2**20, 2**30):
             for alpha, native in ((1e-4, 1.0), (0.0, 1.0), (1.0, 1e-9)):

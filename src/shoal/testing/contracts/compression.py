@@ -19,7 +19,7 @@ SIGMAS = 7.0
 
 
 def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
-    """``mean`` is the average of ``mine`` over the workers, so nothing is lost after sending."""
+    """``mean`` is the average of ``mine`` over the workers; not checked for MERGES."""
     if Trait.MERGES in compressor.traits:
         return
     for case in CASES:
@@ -242,7 +242,7 @@ def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
 
 
 def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
-    """SLICEABLE: a flat slice of a tensor may be a value; its mean is the mean of what was sent."""
+    """SLICEABLE: a flat slice may be a value; ``mean`` is the mean of what was sent, unless MERGES."""
     if Trait.SLICEABLE not in compressor.traits:
         return
     gradients = [g.flatten() for g in Case((9, 8), torch.float64, 3).gradients()]

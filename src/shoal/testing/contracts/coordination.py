@@ -34,7 +34,7 @@ def mixing_keeps_the_mean(coordination: Coordination) -> None:
 
 
 def rounds_bring_all_workers_together(coordination: Coordination) -> None:
-    """After n rounds with n workers, each has received from all others: differences shrink."""
+    """The first n rounds together shrink the differences of n workers (spectral gap > 0)."""
     for n in WORKERS:
         w = torch.eye(n, dtype=torch.float64)
         for round in range(n):

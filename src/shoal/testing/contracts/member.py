@@ -72,7 +72,7 @@ def laws_of(value: Any) -> tuple[Law, ...]:
 
 
 def check_member(function: Technique) -> None:
-    """Check the docstring of a technique, and run every law on each of its samples."""
+    """Check a technique's name and docstrings, and run every law on each of its samples."""
     name = function.__name__
     require(name.isidentifier() and name == name.lower(), f"{name}: its name is not lower-case")
     summary = (inspect.getdoc(function) or "").partition("\n")[0]

@@ -15,7 +15,7 @@ def require(holds: bool, *message: object) -> None:
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Return whether no entry differs by more than ``tolerance * (1 + largest magnitude)``."""
+    """Whether shapes are equal and entries differ by <= ``tolerance * (1 + largest magnitude)``."""
     if a.shape != b.shape:
         return False
     if a.numel() == 0:

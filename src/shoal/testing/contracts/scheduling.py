@@ -1,4 +1,4 @@
-"""Laws of every schedule: each byte is sent once, after backward has computed it."""
+"""Laws of every schedule: each phase sends every byte once, after backward has computed it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shoal.axes.scheduling import Layer, Schedule, Slice, Task
 from shoal.testing.contracts.require import require
 
-GRAIN = 16  # bytes: the largest dtype; slices start at multiples, so they never split a number
+GRAIN = 16  # bytes: the largest dtype; parts of layers start at multiples, so no number is split
 
 
 def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
@@ -76,7 +76,7 @@ def _what_is_gathered_was_scattered(tasks: Sequence[Task], label: str) -> None:
 
 
 def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, label: str) -> None:
-    """A task starts after backward of its first layer, because backward ends with layer 0."""
+    """A task starts after backward of its lowest layer, which is the last that backward does."""
     kind, layer = task.ready
     require(kind == "backward", label, task, "does not wait for backward")
     first = min(piece.layer for piece in task.slices)

@@ -1,4 +1,4 @@
-"""Laws of every synchrony: no worker is further ahead than ``staleness``, and none deadlocks."""
+"""Laws of every synchrony: no worker starts too far ahead, and never do all workers wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def waiting_and_freedom_are_the_ends_of_staleness(synchrony: Synchrony) -> None:
 
 
 def no_worker_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
-    """A starting worker is at most ``staleness`` clocks ahead; at least one may always start."""
+    """A starting worker is at most ``staleness`` steps ahead; at least one may always start."""
     chance = random.Random(0)
     for workers in (1, 2, 5):
         clocks = Clocks(range(workers), synchrony.staleness)
