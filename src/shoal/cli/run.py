@@ -91,8 +91,8 @@ def refuse_mistyped(context: typer.Context) -> None:
 def show_timeline(run_directory: Path, directory: Path | None) -> None:
     """Print how the run spent its time, and write the timeline's files into ``directory``.
 
-    ``run_directory`` has the spans of this machine's workers; without spans nothing is done. If ``directory``
-    is None, a new directory below ``shoal-runs`` is used.
+    ``run_directory`` has the spans of this machine's workers; without spans nothing is done. If
+    ``directory`` is None, a new directory below ``shoal-runs`` is used.
     """
     if not any(run_directory.glob("spans-*.jsonl")):
         return

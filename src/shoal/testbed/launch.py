@@ -48,7 +48,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
     """Run one launcher on every host, wait for all, and return the exit code.
 
     The launcher of the first host writes to the terminal; with ``--output all`` the standard output
-    of the others goes there, too. The rest is shown only if one of them fails, but not the first.
+    of the others goes there, too. The rest is shown only if another host fails and the first not.
     """
     require_support()
     if options.servers:
@@ -83,7 +83,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
 
 
 def options_of(rank: int, options: LaunchOptions, temporary: str) -> LaunchOptions:
-    """Return one host's options: its directory is below ``--dir``, or temporary (rank 0: unset)."""
+    """Return one host's options, with its own directory; rank 0 has one only with ``--dir``."""
     if options.directory is None:
         return options if rank == 0 else replace(options, directory=Path(temporary, f"host{rank}"))
     return replace(options, directory=Path(options.directory, f"host{rank}"))

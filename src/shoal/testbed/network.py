@@ -33,7 +33,7 @@ from shoal.testbed.plan import (
 from shoal.testbed.record import TestbedRecord, find, identity, records
 
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch would warn of each address without a name
-MASTER_PORT = 29500  # of the first host, whose ports are its own
+MASTER_PORT = 29500  # on the first host; no other host shares its ports
 
 
 def up(wanted: TestbedPlan) -> TestbedRecord:

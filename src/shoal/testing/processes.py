@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     value: Any = None  # what it returned
     error: str | None = None  # its traceback if it raised
-    exitcode: int | None = 0  # 1 if it raised; if it died, its exit code (-n after signal n), or -1 instead of 0
+    exitcode: int | None = 0  # not 0 if it raised or died; negative if a signal killed it
 
 
 class WorkersFailed(AssertionError):

@@ -4,7 +4,7 @@
 2. On the first machine, bind the socket of the store, unless there is only one process. Start the
    workers and servers, each in its own session.
 3. When a worker fails, the launcher that hosts the store writes the reason to it for the other
-   workers. Each launcher stops its workers that still run five seconds after its first failure.
+   workers. Each launcher stops what still runs five seconds after its first failure.
 4. Report the first failure with its traceback. If restarts are left, start a new generation.
 """
 
@@ -138,10 +138,7 @@ class _Launcher:
         self.oom_before = oom_kills()
 
     def supervise(self) -> int:
-        """Start generations until one succeeds or no restart is left; return the exit code.
-
-        No generation follows a usage error or a signal.
-        """
+        """Start a generation, and another after each failure if allowed; return the exit code."""
         command = torchrun_command(self.command, self.options)
         self.output.message(f"the equivalent torchrun command: {command}")
         try:

@@ -69,7 +69,7 @@ def parse_workers(text: str) -> int:
 
 
 def check(command: Sequence[str], options: LaunchOptions) -> None:
-    """Check the script and the options; a UsageError says what is wrong and what to use."""
+    """Check the script and the options; a UsageError says what is wrong and what to do."""
     _check_numbers(options)
     _check_script(command)
     _check_choices(options)

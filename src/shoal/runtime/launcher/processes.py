@@ -108,7 +108,7 @@ def spawn(
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a ``preexec_fn``: Linux then kills the child if this process ends; elsewhere None."""
+    """On Linux, return a ``preexec_fn`` that has the child killed when this process ends."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -160,7 +160,7 @@ class Worker:
         return True
 
     def signal(self, number: int) -> None:
-        """Send a signal to the group of this process, unless its exit code is collected."""
+        """Send a signal to the group of this process, unless :meth:`reap` has collected it."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)

@@ -27,14 +27,14 @@ class WorkerExit:
     def read(cls, worker: Worker, *, out_of_memory: bool) -> WorkerExit:
         """Read how a worker ended.
 
-        ``out_of_memory``: a process of this cgroup was killed for lack of memory since the start.
+        ``out_of_memory``: since the start, a process of this cgroup was killed for lack of memory.
         """
         failure = read_error_file(worker.error_file)
         return cls(worker, failure, out_of_memory and worker.code == -signal.SIGKILL)
 
     @property
     def code(self) -> int:
-        """The exit code in the error file, unless 1; else the worker's, or 128 + its signal."""
+        """The code in the error file if not 1, else that of the process (signal n: 128 + n)."""
         if self.failure is not None and self.failure.exit_code != 1:
             return self.failure.exit_code
         code = self.worker.code or 0
@@ -88,7 +88,7 @@ def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group were killed for lack of memory, or 0."""
+    """Return how many processes of this control group died for lack of memory; 0 if unknown."""
     counts = [0]
     for path in _memory_events():
         with suppress(OSError):

@@ -17,7 +17,7 @@ from shoal.runtime.step.buffers import real
 
 
 class Clocks:
-    """Counts the steps of each worker; it may be at most ``bound`` ahead of the slowest."""
+    """Counts each worker's steps; none may start more than ``bound`` ahead of the slowest."""
 
     def __init__(self, workers: Sequence[int], bound: float) -> None:
         self.steps, self.bound = dict.fromkeys(workers, 0), bound

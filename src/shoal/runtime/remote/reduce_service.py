@@ -62,7 +62,7 @@ class ReduceService:
         self._workers, self._add, self._seconds = workers, add, seconds
         self._changed = threading.Condition()
         self._contributions: dict[int, dict[int, list[Tensor]]] = {}  # round -> worker -> tensors
-        self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}  # of a round: result, readers
+        self._answers: dict[int, tuple[list[Tensor], set[int]]] = {}  # round -> (result, readers)
         self._lost: dict[int, str] = {}  # worker -> why it is lost
         self._fault: FaultError | None = None
 

@@ -28,7 +28,7 @@ from shoal.wire.channel import Channel, Message, close_listener
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
 ENDS = ("bye", "gone")  # kinds of messages: the worker leaves; its connection broke
-PATIENCE = 0.8  # of the workers' timeout; the server waits less, so that its error comes first
+PATIENCE = 0.8  # share of the workers' timeout that the server waits, so its error comes first
 
 
 class ParameterServer:

@@ -77,7 +77,7 @@ def _is_about_peers(error: BaseException) -> bool:
 
 
 def _blame(world: World, positions: dict[int, RankPosition], *, late: bool) -> ShoalError:
-    """Return an error that names the ranks, if any, that gave no answer or are elsewhere."""
+    """Return an error that names the ranks, if any, without an answer or at another position."""
     silent = [rank for rank in range(world.size) if rank not in positions]
     elsewhere = sorted(rank for rank, position in positions.items() if position != POSITION)
     where = [f"rank {rank} is {positions[rank]}" for rank in elsewhere]

@@ -9,7 +9,7 @@ main thread is blocked inside an exchange:
 3. The thread of every rank polls the notify key four times a second. When it is set, the thread
    reads the failure and writes the position of its rank.
 4. The rank of line 2 reads the failure. If there is none, its error names the ranks that
-   wrote no position, or another position.
+   wrote no position, or a different one.
 
 The launcher uses this module, too, so it does not import torch.
 """
@@ -84,7 +84,7 @@ class Failure:
         return other is not None and (self.type, self.message) == (other.type, other.message)
 
     def as_error(self) -> ShoalError:
-        """Return what the other ranks raise: the same error if a consequence, else a PeerLost."""
+        """Return what other ranks raise: the same error if it is a consequence, else a PeerLost."""
         if self.is_consequence:
             return CONSEQUENCES[self.type](self.message)
         verb = "failed: " if self.traceback else ""  # without one the type is a verb, "died"
@@ -167,7 +167,7 @@ class FailureWatcher:
         return self.failure
 
     def collect_positions(self) -> dict[int, RankPosition]:
-        """Return the positions that ranks write within ANSWER_SECONDS, or until one has failed."""
+        """Ask all ranks for positions; wait ANSWER_SECONDS at most, or until a failure is known."""
         self._write_position()
         self._store.set(NOTIFY_KEY, "1")
         limit = time.monotonic() + ANSWER_SECONDS

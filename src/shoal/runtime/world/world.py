@@ -49,7 +49,7 @@ class World:
         return self.rank == 0 and self.env.role == "worker"
 
     def raise_if_failed(self) -> None:
-        """Raise an error if this process already knows of a failed rank; reads no store."""
+        """Raise an error if this process already knows of a failed rank; does not ask the store."""
         if self.watcher is not None and self.watcher.failure is not None:
             raise self.watcher.failure.as_error()
 

@@ -242,7 +242,7 @@ def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
 
 
 def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
-    """SLICEABLE: a flat slice may be a value; ``mean`` is the mean of what was sent, unless MERGES."""
+    """SLICEABLE: a flat slice may be a value; mean is the mean of what was sent, unless MERGES."""
     if Trait.SLICEABLE not in compressor.traits:
         return
     gradients = [g.flatten() for g in Case((9, 8), torch.float64, 3).gradients()]
@@ -280,7 +280,7 @@ def unscaled_ignores_the_length(compressor: Compressor) -> None:
 
 
 def momentum_outlasts_the_gradient(compressor: Compressor) -> None:
-    """MOMENTUM: the result is still not zero in a round with zero gradients after another round."""
+    """MOMENTUM: after a round, the result is still not zero in a round with zero gradients."""
     if Trait.MOMENTUM not in compressor.traits:
         return
     values = Case((5, 6), torch.float64, 2).gradients()

@@ -42,7 +42,7 @@ def products(techniques: ByAxis) -> Iterator[dict[str, Any]]:
 
 
 def legal(product: Mapping[str, Any]) -> Strategy | None:
-    """Return the strategy of a combination; None if it is refused with a reason, else raise."""
+    """Return the strategy, or None if it is refused; raise if a refusal has no reason or advice."""
     try:
         return Strategy(**product)
     except ConflictError as error:
@@ -102,7 +102,7 @@ def computation(s: Strategy) -> tuple[object, ...]:
 
 
 def cover(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
-    """Return the indices of a few rows with every combination of ``strength`` entries of all rows.
+    """Return the indices of a few rows with every combination of ``strength`` entries of any row.
 
     Greedy: the row with the most new combinations is chosen next. The number of new combinations of
     a row never grows, so a heap of old numbers finds this row without counting for all rows again.

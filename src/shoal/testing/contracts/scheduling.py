@@ -76,7 +76,7 @@ def _what_is_gathered_was_scattered(tasks: Sequence[Task], label: str) -> None:
 
 
 def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, label: str) -> None:
-    """A task starts after backward of its lowest layer, which is the last that backward does."""
+    """A task starts after backward of its lowest layer, the last of them in backward."""
     kind, layer = task.ready
     require(kind == "backward", label, task, "does not wait for backward")
     first = min(piece.layer for piece in task.slices)

@@ -1,4 +1,4 @@
-"""Laws of every synchrony: no worker starts too far ahead, and never do all workers wait."""
+"""Laws of every synchrony: no worker starts too far ahead, and one may always start."""
 
 from __future__ import annotations
 
