@@ -108,7 +108,7 @@ def spawn(
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """On Linux, return a ``preexec_fn`` that has the child killed when this process ends."""
+    """Return a ``preexec_fn`` that lets Linux kill the child when this process ends, else None."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
