@@ -130,7 +130,7 @@ def keep_memory() -> None:
     """Tell glibc to return as little memory as possible to the system, if this process uses glibc.
 
     Otherwise, of several contenders in a process, the one that runs after a large free has more
-    page faults: the CPU time of the same loop rose from 27 to 40 ms, depending on what had run before it.
+    page faults: the CPU time of the same loop rose from 27 to 40 ms, depending on what ran before.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -89,8 +89,8 @@ def winner(point: RouteTimes) -> Result:
     """Return the result of the route with the least median time.
 
     Its case also names the routes that may be as fast: those whose ratio to the best one has
-    an interval that begins at 1 or below. If torch's own all-reduce is the best, the ratio is that of the
-    control. ``fastest`` does not take part, because it is not a route of its own.
+    an interval that begins at 1 or below. If torch's own all-reduce is the best, the ratio is that
+    of the control. ``fastest`` does not take part, because it is not a route of its own.
     """
     routes = [name for name in point.times if name not in (TWIN, FASTEST)]
     best, *others = sorted(routes, key=lambda name: median(point.times[name]))

@@ -1,4 +1,4 @@
-"""Load a checkpoint, after verifying all of its bytes; of a directory, load the newest valid one."""
+"""Load a checkpoint, after verifying all its bytes; from a directory, the newest valid one."""
 
 from __future__ import annotations
 

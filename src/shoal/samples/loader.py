@@ -153,7 +153,7 @@ class Loader:
         self._set_cursor(state["epoch"], state["position"])
 
     def check(self, state: Mapping[str, int]) -> None:
-        """Raise a CheckpointMismatch if ``state`` is invalid, or its seed, length or shuffle differ."""
+        """Raise a CheckpointMismatch if ``state`` is invalid, or of other data or another order."""
         own = self.state_dict()
         missing = [name for name in own if not isinstance(state.get(name), int)]
         if missing:

@@ -144,7 +144,7 @@ class SampleReader(IterableDataset[Any]):
 
 @dataclass(frozen=True)
 class NamedCollate:
-    """A collate function whose errors name a sample that differs, or some samples if all are alike."""
+    """A collate function whose errors name a sample that differs, or some if all are alike."""
 
     collate: Collate
 

@@ -5,9 +5,9 @@ worker reads all samples and keeps its part. Both sources yield a `LocalBatch`, 
 them alike.
 
 A worker whose part of a small last batch is empty still gets a batch, because it must take part in
-the step. One sample is read, collated, and cut to no rows. It stays whole if it cannot be cut, or if
-the share ``stands_in``. ``LocalBatch.ids`` is empty in all these cases, and the step must give the
-batch weight zero.
+the step. One sample is read, collated, and cut to no rows. It stays whole if it cannot be cut, or
+if the share ``stands_in``. ``LocalBatch.ids`` is empty in all these cases, and the step must give
+the batch weight zero.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LocalBatch(NamedTuple):
 
 
 def source(dataset: Any, plan: BatchSlice) -> IndexedSource | StreamSource:
-    """Return a StreamSource for an IterableDataset, or for data without indices or a length."""
+    """Return an IndexedSource if ``dataset`` is map-style and has a length, else a StreamSource."""
     if isinstance(dataset, DataLoader):
         raise UsageError("a DataLoader is not a dataset; pass its .dataset, which Shoal batches")
     streams = isinstance(dataset, IterableDataset)
@@ -141,5 +141,5 @@ def _set_epoch(dataset: Any, epoch: int) -> None:
 
 
 def _part_of(batch: Any, ids: Sequence[int], plan: BatchSlice) -> Any:
-    """Return the batch; if ``ids`` is empty, cut it to no samples, unless the share ``stands_in``."""
+    """Return the batch; if ``ids`` is empty, cut to no samples unless the share ``stands_in``."""
     return batch if ids or plan.share.stands_in else empty_batch(batch)

@@ -3,7 +3,7 @@
 ``add`` appends one tuple to a bounded deque. This is atomic, so the communication thread and the
 main thread can both add without a lock. Checks, rounding and sorting are done after the run.
 
-``add`` takes times of ``time.perf_counter()``; the timeline has seconds since the recorder was made.
+``add`` takes times of ``time.perf_counter()``; a timeline counts from when the recorder was made.
 ``origin_ns`` is the Unix time of that moment; it aligns the clocks of workers on one host. A worker
 on another host corrects it by an ``offset``.
 """

@@ -78,7 +78,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str) -> Timeline:
-        """Return the timeline that ``to_json`` wrote; raise a UsageError if a part is unreadable."""
+        """Return the timeline that ``to_json`` wrote; raise a UsageError if a part is damaged."""
         timeline, problem = read_lines(text)
         if problem:
             raise UsageError(f"cannot read the timeline: {problem}; record it again")

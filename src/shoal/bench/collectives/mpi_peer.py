@@ -64,7 +64,7 @@ def launch(ranks: int, nbytes: int, blocks: int) -> list[list[dict[str, list[flo
     """Run ``times.time_blocks`` in ``ranks`` workers of mpirun; return the result of each rank.
 
     Raises:
-        FaultError: the workers took too long, or failed; then the message has the end of their output.
+        FaultError: the workers took too long or failed; if failed, it has the end of their output.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-mpi-") as folder:
         _mpirun(ranks, _MAIN, str(nbytes), str(blocks), folder, seconds=_SECONDS)

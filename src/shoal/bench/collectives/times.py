@@ -2,8 +2,8 @@
 
 The same workers run all contenders in turns, block by block, so that a disturbance of the machine
 affects all contenders. Blocks 2i and 2i + 1 have opposite orders; block 2i begins with contender i
-(modulo the number of contenders). The copy is one ``memmove`` of the message by rank 0, while the other ranks wait in
-a barrier.
+(modulo the number of contenders). The copy is one ``memmove`` of the message by rank 0, while
+the other ranks wait in a barrier.
 """
 
 from __future__ import annotations

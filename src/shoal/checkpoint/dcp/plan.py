@@ -122,7 +122,7 @@ def _common_alias(descriptions: list[Description]) -> dict[str, str]:
 
 
 def _check_shared_equal(descriptions: list[Description]) -> None:
-    """Raise a CheckpointError if names, types, shapes or plain values of the shared state differ."""
+    """Raise a CheckpointError if names, dtypes, shapes or plain values in shared differ."""
     first, tree = _shared_types(descriptions[0]), descriptions[0]["tree"]
     for rank, description in enumerate(descriptions[1:], start=1):
         other = _shared_types(description)

@@ -9,8 +9,7 @@ phase writes are on disk (fsync) before the next phase begins:
    renames it into place. From this moment the checkpoint exists.
 4. :func:`prune` deletes the oldest valid checkpoints, so that only the number to keep is left.
 
-A crash at any point leaves the new manifest, or the old one (none if the step was not saved
-before), but never a part of a manifest.
+A crash at any point leaves the new manifest, the old one or none, but never a part of one.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ def locked(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_space(root: Path, nbytes: int) -> Iterator[None]:
-    """Raise a CheckpointError if fewer than ``nbytes`` are free, or the disk gets full in the block."""
+    """Raise a CheckpointError if fewer than ``nbytes`` are free, or the block fills the disk."""
     free = shutil.disk_usage(root).free
     text = f"No space left in {root}: needed {nbytes:,} bytes, had {free:,}"
     text = f"{text}; free some space, lower keep, or choose another path"

@@ -36,7 +36,8 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     """Return ``path`` if it can name a directory of checkpoints.
 
     Raises:
-        CheckpointError: it is empty, has unprintable characters, or ``os.stat`` refuses it (it may be absent).
+        CheckpointError: it is empty, has unprintable characters, or ``os.stat`` refuses it for
+            another reason than that it does not exist.
     """
     text = os.fspath(path)
     if not text or not text.isprintable():
@@ -80,7 +81,7 @@ def read_manifest(path: Path) -> Manifest:
 
     Raises:
         CheckpointMissing: there is no manifest, so the save did not finish.
-        CheckpointCorrupt: the manifest is invalid, or a data file is absent, unreadable or of another size.
+        CheckpointCorrupt: the manifest is invalid, or a data file is absent or of another size.
     """
     file = path / NAME
     try:
@@ -117,7 +118,7 @@ class DataFiles:
             os.close(self._descriptors.popitem()[1])
 
     def read(self, name: str, entry: TensorEntry, chunk: Chunk) -> Tensor:
-        """Return one chunk of tensor ``name`` with its saved strides; raise if its CRC-32 is wrong."""
+        """Return one chunk of tensor ``name``, with its saved strides; raise if it is damaged."""
         count = chunk.nbytes // DTYPES[entry.dtype].itemsize
         flat = torch.empty(count, dtype=DTYPES[entry.dtype])
         self._check(name, chunk, lambda fd: read_all(fd, view_bytes(flat), chunk.at))
