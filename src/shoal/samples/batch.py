@@ -79,7 +79,7 @@ def move(batch: Any, device: torch.device | str) -> Any:
 def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
     """Split a batch into at most ``parts`` micro-batches, in order; sizes differ by at most one.
 
-    No micro-batch is empty, with one exception: a batch without samples is returned as it is,
+    No micro-batch is empty, with one exception: a batch without samples is the only micro-batch,
     because its worker must still take part in the step. Numbers, strings and 0-dimensional tensors
     are repeated in each micro-batch. ``rows`` is the number of samples; by default it is counted.
     """

@@ -2,8 +2,8 @@
 
 The order of an epoch depends on the seed, the epoch and the length of the dataset, never on the
 number of workers. Position p of that order is sample ``order(...)[p]``. A global batch is a range
-of positions; a worker's part is a contiguous range within it. So any number of workers
-together read the same global batches.
+of positions; a worker's part is a contiguous range within it. So any number of workers together
+read the same global batches.
 """
 
 from __future__ import annotations

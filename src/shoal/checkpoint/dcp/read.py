@@ -35,7 +35,7 @@ def check_into(into: Nested, manifest: Manifest, checkpoint_text: str) -> None:
     """Raise if the checkpoint cannot be loaded into ``into``; changes nothing.
 
     Raises:
-        CheckpointMismatch: a tensor of ``into`` is absent, differs, or is tied only there; it is named.
+        CheckpointMismatch: a tensor is absent, differs, or is tied only in ``into``; it is named.
     """
     _, targets = flatten(into, "shared")
     for name, target in targets.items():
