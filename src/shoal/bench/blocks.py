@@ -37,7 +37,7 @@ class TimingPlan:
         subject: name of the contender that is measured.
         peer: name of the contender to compare with; a second instance of it is the control.
         workers: number of processes; with 1, CPU time is measured instead of wall time.
-        blocks: how often each contender is timed, in all rounds together.
+        blocks: how often each contender is timed in all rounds together, at least.
         steps: number of training steps in one timing.
         rounds: how often new workers are started; if several, each has a multiple of six blocks.
         seed: seed of the data and of the initial parameters.
@@ -97,7 +97,7 @@ def time_blocks(plan: TimingPlan, pipe: Connection, round: int = 0) -> list[list
             for _ in range(plan.steps):
                 steps[which]()
             seconds[which].append((clock() - begin) / plan.steps)
-        if leads and time.monotonic() - last > _REPORT_SECONDS:  # seldom, so that it costs no time
+        if leads and time.monotonic() - last > _REPORT_SECONDS:  # seldom, so as to disturb little
             last = time.monotonic()
             with suppress(OSError):  # if the pipe is closed, go on without showing progress
                 pipe.send_bytes((block + 1).to_bytes(4, "little"))
@@ -127,10 +127,10 @@ def time_in_turns(
 
 
 def keep_memory() -> None:
-    """Tell glibc to return no memory to the system while several contenders share a process.
+    """Tell glibc to return as little memory as possible to the system, if this process uses glibc.
 
-    Otherwise the contender that runs after a large free has more page faults than the others: the
-    CPU time of the same loop rose from 27 to 40 ms, depending on what had run before it.
+    Otherwise, of several contenders in a process, the one that runs after a large free has more
+    page faults: the CPU time of the same loop rose from 27 to 40 ms, depending on what ran before.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -63,7 +63,7 @@ def _tokens(random: Generator) -> Batch:
     return text[:, :-1], text[:, 1:]
 
 
-# Their sizes are such that a step takes some tens of milliseconds on one core.
+# Except for tiny, sizes are such that a step takes some tens of milliseconds on one core.
 WORKLOADS = {
     "mlp": Workload(lambda: mlp(256, 10, width=1024, layers=7), _vectors),  # 5.5 M parameters
     "resnet": Workload(lambda: resnet(width=32, depth=2), _images),

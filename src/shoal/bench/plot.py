@@ -23,7 +23,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _DASHES = ("", "7 3", "2 3")  # line styles: the next one begins when all colours are used
 _PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels: right end of the plot, and margins
 _LINE, _LETTER = 20, 6.6  # pixels: height of a line of the legend, width of a wide letter
-_MOST_TICKS, _LABEL = 10, 36  # number of ticks of an axis; width of a tick's label in pixels
+_MOST_TICKS, _LABEL = 10, 36  # about the most ticks of an axis; width of a tick's label in pixels
 
 
 class _Axis(NamedTuple):

@@ -1,7 +1,8 @@
 """The report that every benchmark writes: a header, and a list of results with their thresholds.
 
 Each result contains its threshold, so that a file can be judged without the code that wrote it.
-``Report.from_json(report.to_json()) == report``. A file must have exactly these fields.
+``Report.from_json(report.to_json()) == report``. A file must have exactly the fields of the
+classes below; ``_KEYS`` lists the fields that have another name in files.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Threshold:
 
     @classmethod
     def parse(cls, text: str) -> Threshold:
-        """Return the threshold that prints as ``text``."""
+        """Return the threshold that ``text`` states."""
         match = _THRESHOLD.fullmatch(text.strip()) if isinstance(text, str) else None
         try:
             limit = float(match[2]) if match else math.nan
@@ -81,7 +82,8 @@ class Result:
         value: the measured number, in ``unit``.
         unit: such as ``ms``; empty for a pure number.
         against: name of the peer or bound that was measured in the same run.
-        ratio: value divided by that of ``against``; of a timing, the median of paired ratios.
+        ratio: value divided by that of ``against``; for times and bandwidths, the median of the
+            paired ratios of times.
         interval: 95 % confidence interval.
         threshold: as text, such as ``<= 1.02``.
         passes: whether the threshold is met; None if there is none or noise allows no verdict.

@@ -1,15 +1,15 @@
 """Suite ``routes``: each route of the collectives axis against torch's own all-reduce, over gloo.
 
-For each number of ranks and size, the same workers run all routes in turns, block by block. Two
-consecutive blocks have opposite orders. The time of a block is that of the slowest rank. A separate
-table names the fastest route of each case, and the routes that may be as fast within the noise; a
-plot shows the same. Eight ranks, which is more than most machines have cores, are measured at a few
-sizes only.
+For each number of ranks and size, the same workers run all routes in turns, block by block (only
+routes that allow this number of ranks). Blocks 2i and 2i + 1 have opposite orders. The time of a
+block is that of the slowest rank. Separate results name the fastest route of each case, and the
+routes that may be as fast within the noise; a plot shows the fastest ones. Eight ranks, which is
+more than many machines have cores, are measured at a few sizes only.
 
 Threshold: ``fastest``, which times routes and then chooses one, takes at most 1.1 times as long as
 torch's own all-reduce. The A/A control times torch's own all-reduce twice; the half-width of its
-interval is added to the threshold. If that is above ``MAX_HALF_WIDTH``, the result is inconclusive
-unless the whole interval of the ratio lies on one side of the threshold.
+interval is added to the threshold. If the half-width is above ``MAX_HALF_WIDTH``, the result is
+inconclusive unless the whole interval of the ratio lies on one side of the threshold.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def rows(points: Sequence[RouteTimes]) -> Iterator[Result]:
 def winner(point: RouteTimes) -> Result:
     """Return the result of the route with the least median time.
 
-    Its case also names the routes that may be as fast: those whose interval of the ratio to the
-    best one contains 1 or less. If torch's own all-reduce is the best, the ratio is that of the
-    control. ``fastest`` does not take part, because it is not a route of its own.
+    Its case also names the routes that may be as fast: those whose ratio to the best one has
+    an interval that begins at 1 or below. If torch's own all-reduce is the best, the ratio is that
+    of the control. ``fastest`` does not take part, because it is not a route of its own.
     """
     routes = [name for name in point.times if name not in (TWIN, FASTEST)]
     best, *others = sorted(routes, key=lambda name: median(point.times[name]))

@@ -10,9 +10,9 @@
 4. The interval is made of two order statistics. It assumes no distribution of the noise and uses no
    random numbers, so the same timings give the same interval.
 5. The control, the ratio of twin to peer, shows how much equal contenders differ. The half-width of
-   its interval is added to the threshold. If it is above ``MAX_HALF_WIDTH``, the machine is too
-   noisy, and the verdict is inconclusive. ``lenient_verdict`` then still decides if the whole
-   interval of the ratio lies on one side of the threshold.
+   its interval is added to the threshold. If the half-width is above ``MAX_HALF_WIDTH``, the
+   machine is too noisy, and the verdict is inconclusive. ``lenient_verdict`` then still
+   decides if the whole interval of the ratio lies on one side of the threshold.
 
 Hence a subject whose true ratio is equal to its threshold fails in about 2.5 % of the runs, and a
 faster one in fewer; the tests measure both.

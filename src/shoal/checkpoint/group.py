@@ -34,7 +34,7 @@ _ERROR_TYPES: dict[str, type[CheckpointError]] = {
 
 @dataclass(frozen=True)
 class CheckpointGroup:
-    """The ranks of ``group`` (None: this process); each exchange ends after ``timeout_seconds``."""
+    """The ranks of ``group`` (None: this process); an exchange fails after ``timeout_seconds``."""
 
     group: ProcessGroup | None = None
     timeout_seconds: float = 600.0

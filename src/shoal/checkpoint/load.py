@@ -1,4 +1,4 @@
-"""Load a checkpoint, after verifying all of its bytes; if it is damaged, load the one before."""
+"""Load a checkpoint, after verifying all its bytes; from a directory, the newest valid one."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ def load(
 
     Args:
         path: one checkpoint (``…/step-00000120``), or a directory of checkpoints, of which the
-            newest valid one is loaded. A warning is logged for each damaged one before it.
+            newest valid one is loaded. Rank 0 logs a warning for each newer one that is not valid.
         rank, size: the rank of this worker, and the number of workers that load.
         group: the workers that load together; None for a single process.
         into: the state to fill, with the structure of ``shared``. Its tensors are overwritten in
-            place. A DTensor gets its shards, also if it was sharded differently when saved.
+            place; only for a meta tensor, the result has a new tensor. A DTensor gets its shards,
+            also if it was sharded differently when saved.
 
     Raises:
         CheckpointMissing: there is no checkpoint.
-        CheckpointCorrupt: the checkpoint, or every checkpoint of the directory, is damaged. The
-            message names file and tensor.
-        CheckpointMismatch: a tensor of ``into`` is absent or has another shape or dtype.
+        CheckpointCorrupt: the checkpoint is damaged, or the directory has no valid one and at least
+            one is damaged. The message names the file, and the tensor if it concerns one.
+        CheckpointMismatch: a tensor of ``into`` is absent, has another shape or dtype, or is tied
+            to another one only in ``into``.
     """
     if not 0 <= rank < size:
         raise BadArgument(f"load(rank={rank}, size={size})", "rank must lie in [0, size)")

@@ -32,8 +32,8 @@ def save(
     of steps done; saving a step again replaces its checkpoint atomically.
 
     Raises:
-        CheckpointError: on all workers, with the error of the first worker that failed.
-        BadArgument: on a worker whose own argument is wrong.
+        CheckpointError: on all workers, with the error of the lowest rank that failed.
+        BadArgument: instead of it, on a worker whose own argument is wrong.
     """
     from shoal.checkpoint.dcp.plan import nbytes_of, plan_writes
     from shoal.checkpoint.dcp.write import StateWriter
@@ -59,7 +59,7 @@ def save(
             group.run("commit", lambda: _commit(pending, manifest) if main else None)
         except BaseException:
             if main:
-                pending.roll_back()  # all other ranks have stopped writing, too
+                pending.roll_back()  # after a failed phase no other rank writes any more
             raise
         if main:
             try:

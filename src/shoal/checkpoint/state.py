@@ -59,10 +59,11 @@ class Loaded:
     """A loaded checkpoint, as seen by one worker.
 
     Attributes:
-        shared: the tensors of ``into`` if it was given, else new full tensors on the CPU.
+        shared: the shared state. Its tensors are those of ``into``; tensors that ``into`` does not
+            have, or has as meta tensors, are new and full, on the CPU.
         mine: this worker's own state, or None if the number of workers has changed.
         meta: the values that rank 0 saved.
-        step: the step after which the checkpoint was saved.
+        step: the ``step`` that was passed to ``save``.
         path: the directory of the checkpoint.
         size: the number of workers that saved it.
         parts: ``parts(rank)`` reads and returns the ``mine`` that this rank saved.

@@ -2,8 +2,8 @@
 
 JSON has no tensors, integer keys, tuples or NaN, but the state of an optimizer has. Each of them is
 encoded as an object with one key that starts with ``$``. The name of a tensor is its path, such as
-``model/layer.weight``. Paths use a slash because keys often contain dots; a slash in a key is
-escaped.
+``shared/model/layer.weight``. Paths use a slash because keys often contain dots; a slash in a key
+is escaped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def unflatten(tree: Json, tensor: Callable[[str], object]) -> Any:
     """Return the value that :func:`flatten` encoded, with ``tensor(name)`` for each tensor.
 
     Raises:
-        ValueError: ``tree`` is not a result of :func:`flatten`.
+        ValueError: ``tree`` has an object that :func:`flatten` never makes.
     """
     if isinstance(tree, list):
         return [unflatten(item, tensor) for item in tree]

@@ -35,6 +35,9 @@ _SCALARS = (str, bytes, int, float, complex, bool, type(None))
 def count(batch: Any) -> int:
     """Return the number of samples of the first tensor (or other countable object) in a batch.
 
+    Tensors without dimensions do not count. If nothing can be counted, the length of a list of
+    plain values is returned.
+
     >>> count({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
     8
     """
@@ -76,7 +79,7 @@ def move(batch: Any, device: torch.device | str) -> Any:
 def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
     """Split a batch into at most ``parts`` micro-batches, in order; sizes differ by at most one.
 
-    No micro-batch is empty. Only a batch without samples is returned as one empty micro-batch,
+    No micro-batch is empty, with one exception: a batch without samples is the only micro-batch,
     because its worker must still take part in the step. Numbers, strings and 0-dimensional tensors
     are repeated in each micro-batch. ``rows`` is the number of samples; by default it is counted.
     """

@@ -48,7 +48,7 @@ class Loader:
         total: number of samples in the global batch of that part.
         last: the object yielded last; None before the first.
         ids: dataset indices (map-style) or stream positions of the samples in that part.
-        epoch: the epoch of that batch; after the end, the number of epochs.
+        epoch: the epoch in which the cursor is; after the end, the number of epochs.
     """
 
     mine: int
@@ -57,7 +57,7 @@ class Loader:
     ids: Sequence[int]
     epoch: int
     _position: int  # number of global samples yielded in this epoch; prefetched ones do not count
-    _moved: bool  # the cursor was set during a loop, which must read from there on
+    _moved: bool  # the cursor was set, so a running loop must read from there on
     _ended: bool
 
     def __init__(
@@ -153,7 +153,7 @@ class Loader:
         self._set_cursor(state["epoch"], state["position"])
 
     def check(self, state: Mapping[str, int]) -> None:
-        """Raise a CheckpointMismatch if ``state`` is of other data or another order of samples."""
+        """Raise a CheckpointMismatch if ``state`` is invalid, or of other data or another order."""
         own = self.state_dict()
         missing = [name for name in own if not isinstance(state.get(name), int)]
         if missing:

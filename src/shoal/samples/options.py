@@ -20,7 +20,7 @@ class LoaderOptions:
         seed: seed of the order of samples, together with the epoch; must be equal on all workers.
         shuffle: whether each epoch has a new random order. A stream always keeps its own order.
         drop_last: whether to leave out the last global batch of an epoch if it is smaller.
-        collate: function that makes a batch of a list of samples; default ``default_collate``.
+        collate: function that makes a batch from a list of samples; default ``default_collate``.
         processes: number of DataLoader processes; 0 reads in this process. A stream allows 0 or 1.
         prefetch: number of batches that each of these processes reads ahead.
         pin_memory: whether to page-lock batches; ignored on a machine without an accelerator.

@@ -1,8 +1,9 @@
 """Compute the order of the samples in an epoch, and which worker reads which of them.
 
-The order of an epoch depends on (seed, epoch) alone, never on the number of workers. Position p of
-that order is sample ``order(...)[p]``. A global batch is a range of positions; a worker's part is a
-contiguous range within it. So any number of workers together read the same global batches.
+The order of an epoch depends on the seed, the epoch and the length of the dataset, never on the
+number of workers. Position p of that order is sample ``order(...)[p]``. A global batch is a range
+of positions; a worker's part is a contiguous range within it. So any number of workers together
+read the same global batches.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def order(length: int, *, seed: int, epoch: int, shuffle: bool = True) -> Tensor
 
 
 def part(span: SampleRange, share: DataShard) -> SampleRange:
-    """Return a worker's contiguous part of a range; the first workers get one more if need be.
+    """Return a worker's contiguous part of a range; a remainder goes to the first workers.
 
     >>> [tuple(part(SampleRange(10, 15), DataShard(i, 3))) for i in range(3)]
     [(10, 12), (12, 14), (14, 15)]

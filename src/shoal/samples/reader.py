@@ -1,7 +1,8 @@
 """Read and collate samples inside torch's DataLoader, in this process or its worker processes.
 
 `IndexedSamples` reads a map-style dataset, `SampleReader` a stream; `NamedCollate` makes batches.
-Their errors name the sample that could not be read, or that does not fit the others.
+Their errors name the sample that could not be read, or that does not fit the others, if there is a
+single one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class BatchSlice:
 
 
 class SampleList(list[Any]):
-    """The samples of one batch, and their indices in the dataset."""
+    """The samples of one batch, and their dataset indices or stream positions."""
 
     def __init__(self, samples: Sequence[Any], indices: Sequence[int]) -> None:
         super().__init__(samples)
@@ -143,7 +144,7 @@ class SampleReader(IterableDataset[Any]):
 
 @dataclass(frozen=True)
 class NamedCollate:
-    """A collate function whose errors name the sample that does not fit."""
+    """A collate function whose errors name a sample that differs, or some if all are alike."""
 
     collate: Collate
 
@@ -160,7 +161,7 @@ class NamedCollate:
 
 
 def _difference(samples: Sequence[Any], indices: Sequence[int]) -> str:
-    """Return a text that names the first sample whose structure differs from the first one's."""
+    """Return a text about the first sample that differs in layout, or about all if none does."""
     layouts = [_layout(sample) for sample in samples]
     for index, layout in zip(indices, layouts, strict=True):
         if layout != layouts[0]:

@@ -5,8 +5,9 @@ worker reads all samples and keeps its part. Both sources yield a `LocalBatch`, 
 them alike.
 
 A worker whose part of a small last batch is empty still gets a batch, because it must take part in
-the step. One sample is read, collated, and cut to no rows; if it cannot be cut, it stays whole.
-``LocalBatch.ids`` is empty in both cases, and the step must give the batch weight zero.
+the step. One sample is read, collated, and cut to no rows. It stays whole if it cannot be cut, or
+if the share ``stands_in``. ``LocalBatch.ids`` is empty in all these cases, and the step must give
+the batch weight zero.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LocalBatch(NamedTuple):
 
 
 def source(dataset: Any, plan: BatchSlice) -> IndexedSource | StreamSource:
-    """Return a source of ``dataset``: an IndexedSource if it has indices and a length."""
+    """Return an IndexedSource if ``dataset`` is map-style and has a length, else a StreamSource."""
     if isinstance(dataset, DataLoader):
         raise UsageError("a DataLoader is not a dataset; pass its .dataset, which Shoal batches")
     streams = isinstance(dataset, IterableDataset)
@@ -90,7 +91,7 @@ class StreamSource:
 
     def __init__(self, dataset: Iterable[Any], plan: BatchSlice) -> None:
         self.length = UNKNOWN
-        with suppress(TypeError, NotImplementedError):  # its __len__ may raise
+        with suppress(TypeError, NotImplementedError):  # no __len__, or one that raises
             self.length = len(dataset)  # type: ignore[arg-type]
         if plan.options.processes > 1:
             raise UsageError(
@@ -140,5 +141,5 @@ def _set_epoch(dataset: Any, epoch: int) -> None:
 
 
 def _part_of(batch: Any, ids: Sequence[int], plan: BatchSlice) -> Any:
-    """Return the batch; without its one sample if ``ids`` is empty, unless ``stands_in``."""
+    """Return the batch; if ``ids`` is empty, cut to no samples unless the share ``stands_in``."""
     return batch if ids or plan.share.stands_in else empty_batch(batch)

@@ -1,6 +1,7 @@
 """Write the timeline of each worker to a file, atomically, and read all of them back.
 
-A missing or incomplete file is not an error, because the timeline of a failed run is useful, too.
+If there is at least one file, missing or incomplete files are no error: the timeline of a failed
+run is useful, too.
 ``meta`` of the merged timeline names the workers of such files.
 """
 

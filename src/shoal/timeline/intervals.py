@@ -27,7 +27,7 @@ def length(disjoint: Iterable[Interval]) -> float:
 
 
 def intersect(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
-    """Return the time covered by both; each must be sorted and disjoint, as :func:`union` is."""
+    """Return the time covered by both; each must be sorted and disjoint, as from :func:`union`."""
     shared: list[Interval] = []
     i = j = 0
     while i < len(a) and j < len(b):

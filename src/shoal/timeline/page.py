@@ -26,7 +26,7 @@ from shoal.timeline.table import CAPTION, HEADINGS, cells, milliseconds
 from shoal.timeline.timeline import Timeline
 
 FIRST = ("model", "workers", "samples_per_second")
-NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # not in this list
+NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # no facts
 _FIELD = re.compile(r"\{\{(\w+)\}\}")
 _SHARE, _SMALL = re.compile(r"\s+(\d+%)$"), r" <small>\1</small>"  # percentages are printed small
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
@@ -112,7 +112,7 @@ def _warnings(timeline: Timeline, drawn: Timeline) -> Iterator[str]:
 
 
 def _bar(row: Row) -> str:
-    """Return one bar as HTML: a row's parts; a strip in compute is the overlapped exchange."""
+    """Return a row's parts as one HTML bar; a strip in compute shows the overlapped exchange."""
     name = "all workers" if row.worker is None else f"worker {row.worker}"
     overlap = row.overlapped / row.compute if row.compute else 0.0
     segments = []

@@ -1,8 +1,8 @@
 """Export a timeline as trace events, for https://ui.perfetto.dev and chrome://tracing.
 
 A worker becomes a process, and a lane becomes a thread. Perfetto does not show events of one thread
-that overlap without nesting. Concurrent messages overlap in this way, so they are put on additional
-threads of the same lane.
+that overlap without nesting, as concurrent messages do. So spans of a lane that overlap are put on
+several threads.
 
 References:
     `Why overlapping events are not displayed <https://perfetto.dev/docs/faq>`_.
@@ -28,7 +28,7 @@ _TRACKS = ("step", *LANES)
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the trace as a JSON object: complete events ("X") in microseconds, and their names."""
+    """Return the trace as a JSON object: complete events ("X") in microseconds, and track names."""
     zero = min((span.start for span in timeline.spans), default=0.0)
     events = []
     for worker in timeline.workers:

@@ -3,9 +3,9 @@
 ``add`` appends one tuple to a bounded deque. This is atomic, so the communication thread and the
 main thread can both add without a lock. Checks, rounding and sorting are done after the run.
 
-Times are seconds of ``time.perf_counter()``. ``origin_ns`` is the Unix time at which the recorder
-was made; it aligns the clocks of workers on one host. A worker on another host passes the
-``offset`` of its host's clock.
+``add`` takes times of ``time.perf_counter()``; a timeline counts from when the recorder was made.
+``origin_ns`` is the Unix time of that moment; it aligns the clocks of workers on one host. A worker
+on another host corrects it by an ``offset``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.timeline.files import write_spans
 from shoal.timeline.span import NO_STEP, Span
 from shoal.timeline.timeline import Timeline
 
-_Raw = tuple[int, str, str, float, float, int, int]  # serial number, arguments of ``add``
+_Raw = tuple[int, str, str, float, float, int, int]  # serial number, then the arguments of ``add``
 
 
 class Recorder:
@@ -66,8 +66,8 @@ class Recorder:
     def timeline(self, meta: Mapping[str, Any] | None = None) -> Timeline:
         """Return the spans recorded so far, with ``meta`` as facts about the run.
 
-        If some spans of a step were dropped, its other spans are left out, too: otherwise the step
-        would look faster than it was.
+        If spans were dropped, the step of the oldest kept span may be incomplete, and would look
+        faster than it was. So all spans of this step are left out, too.
         """
         spans = self._spans.copy()
         dropped = max((raw[0] for raw in spans), default=-1) + 1 - len(spans)

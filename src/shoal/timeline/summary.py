@@ -2,8 +2,8 @@
 
 The window of a step is from the start of its first span to the end of its last. A worker's wall
 time is the length of the *union* of these windows: time between two steps is not counted, and time
-in which two steps overlap (a forward starts before the exchange of the last step ends) is counted
-once. Spans of a lane may overlap as well; such time is also counted once.
+in which two steps overlap (a forward starts before the exchange of the step before it ends) is
+counted once. Spans of a lane may overlap as well; such time is also counted once.
 
 Exchange during compute is *overlapped* and costs no time. The rest is *exposed* communication.
 """
@@ -22,7 +22,7 @@ PARTS = (COMPUTE, DATA, EXCHANGE, WAIT, "idle")
 
 
 class Row(NamedTuple):
-    """Sums over all steps of one worker, or of all workers (``worker`` is None), in seconds."""
+    """Sums over all steps of one worker, or of all (``worker`` is None); times are in seconds."""
 
     worker: int | None
     steps: int
@@ -75,7 +75,7 @@ def summarise(spans: Iterable[Span]) -> Summary:
 
 
 def windows(spans: Iterable[Span]) -> dict[tuple[int, int], Interval]:
-    """Return {(worker, step): (start, end)}."""
+    """Return the window of each step: {(worker, step): (start, end)}."""
     bounds: dict[tuple[int, int], Interval] = {}
     for span in spans:
         if span.step < 0:

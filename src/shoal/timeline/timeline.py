@@ -2,7 +2,8 @@
 
 ``meta`` holds the facts as JSON values. These keys have a meaning:
 
-* ``strategy``, ``model``, ``workers``, ``samples_per_second``: shown first on the page;
+* ``title``, or ``strategy`` if there is no title: the title of the page;
+* ``model``, ``workers``, ``samples_per_second``: shown first on the page;
 * ``origin_ns``: the Unix time at which the clock of the spans is 0; ``merge`` uses it to align the
   clocks of several timelines;
 * ``dropped`` ``{worker: number of dropped spans}``, ``torn`` ``{worker: why its file is
@@ -56,7 +57,7 @@ class Timeline:
     def merge(self, *others: Timeline) -> Timeline:
         """Return one timeline with the spans of all; ``origin_ns``, if present, aligns the clocks.
 
-        Facts that are mappings (by worker) are merged; of any other fact the first value is used.
+        Facts that are mappings (by worker) are merged; of others the first value is used.
         """
         timelines = (self, *others)
         origins = [t.meta["origin_ns"] for t in timelines if "origin_ns" in t.meta]
@@ -77,7 +78,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str) -> Timeline:
-        """Return the timeline that ``to_json`` wrote; raise a UsageError if it is incomplete."""
+        """Return the timeline that ``to_json`` wrote; raise a UsageError if a part is damaged."""
         timeline, problem = read_lines(text)
         if problem:
             raise UsageError(f"cannot read the timeline: {problem}; record it again")

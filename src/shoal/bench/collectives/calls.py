@@ -77,7 +77,7 @@ def _call(
 
 
 def _send_recv(group: Group, numel: int) -> Call:
-    """Return a function that sends from rank 0 to rank 1 and back; other ranks do nothing."""
+    """Return a function that sends ``numel // 2`` from rank 0 to 1 and back; others do nothing."""
     x, rank = torch.zeros(numel // 2), dist.get_rank(group)
 
     def call() -> None:

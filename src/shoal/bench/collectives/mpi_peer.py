@@ -5,7 +5,7 @@ and MPI's COMM_WORLD, so that all contenders take turns in the same processes. N
 needs MPI; without it the suite measures the other contenders only.
 
 MPI waits by polling. ``mpi_yield_when_idle`` makes it yield the core while it polls, which is
-necessary if ranks share cores. Processes are not bound to cores, as without ``mpirun``.
+necessary if ranks share cores. Processes are not bound to cores, just as without ``mpirun``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def launch(ranks: int, nbytes: int, blocks: int) -> list[list[dict[str, list[flo
     """Run ``times.time_blocks`` in ``ranks`` workers of mpirun; return the result of each rank.
 
     Raises:
-        FaultError: the workers failed; the message has the end of their output.
+        FaultError: the workers took too long or failed; if failed, it has the end of their output.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-mpi-") as folder:
         _mpirun(ranks, _MAIN, str(nbytes), str(blocks), folder, seconds=_SECONDS)

@@ -12,9 +12,10 @@ Thresholds:
 * all_reduce of 1 MB and more is not slower than MPI's (other collectives have no limit);
 * a step of DDP takes at most 0.75 of the time on gloo for a large model, and 1 for a small one.
 
-The A/A control of every case times shoal twice. The half-width of its interval, multiplied by the
+The A/A control of a collective times shoal twice. The half-width of its interval, multiplied by the
 threshold, is added to the threshold. If the half-width is above ``MAX_HALF_WIDTH``, the result is
-inconclusive unless the whole interval of the ratio lies on one side of the threshold.
+inconclusive unless the whole interval of the ratio lies on one side of the threshold. The control
+of DDP times gloo twice, and the half-width is added without the multiplication.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def size_text(nbytes: int) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes in bytes: of ``4KB:64MB`` each four times the last; of ``4KB`` only one.
+    """Return the sizes in bytes: for ``4KB:64MB`` each four times the one before; for ``4KB`` one.
 
     >>> parse_sizes("4KB:64KB")
     (4096, 16384, 65536)
@@ -138,7 +139,7 @@ def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
 def run(
     settings: BenchSettings, ranks: Sequence[int] = (), sizes: Sequence[int] = ()
 ) -> Iterator[Result]:
-    """Yield every result; also steps of DDP, unless quick or if ranks or sizes are given."""
+    """Yield every result; those of DDP only if not quick, and without ``ranks`` and ``sizes``."""
     peer = mpi_peer.find_mpi().name
     chosen = sizes or (SIZES[::2][:3] if settings.quick else SIZES)
     counts = ranks or (RANKS[:1] if settings.quick else RANKS)
@@ -230,13 +231,13 @@ def gloo_threshold(case: CollectiveCase) -> str:
 
 
 def mpi_threshold(case: CollectiveCase) -> str | None:
-    """Return the threshold of the time divided by MPI's."""
+    """Return the threshold of the time divided by MPI's, or None if there is none."""
     reduces = case.name in (ALL_REDUCE.name, IN_PLACE.name)
     return "<= 1" if reduces and case.nbytes >= MB else None
 
 
 def copy_threshold(case: CollectiveCase) -> str | None:
-    """Return the threshold of the time divided by that of a copy of the message."""
+    """Return the threshold of the time divided by that of a copy; None if there is none."""
     if case.name == IN_PLACE.name and case.nbytes == 64 * MB:
         return _COPIES.get(case.ranks)
     return None

@@ -1,9 +1,9 @@
 """Time collectives in a worker: on shoal, its twin, gloo, perhaps MPI, and a copy for comparison.
 
 The same workers run all contenders in turns, block by block, so that a disturbance of the machine
-affects all contenders. Two consecutive blocks have opposite orders, and the next two begin with the
-next contender. The copy is one ``memmove`` of the message by rank 0, while the other ranks wait in
-a barrier.
+affects all contenders. Blocks 2i and 2i + 1 have opposite orders; block 2i begins with contender i
+(modulo the number of contenders). The copy is one ``memmove`` of the message by rank 0, while
+the other ranks wait in a barrier.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Times = Mapping[str, Sequence[float]]
 """Contender -> seconds of a call, block by block."""
 PrepareMpi = Callable[[str, int], Call]
 """Takes the name of a collective and a number of elements; returns a function that calls MPI."""
-_BLOCK_NBYTES, _CALLS = 16 << 20, 20  # limits of bytes and of calls in a block
+_BLOCK_NBYTES, _CALLS = 16 << 20, 20  # limits of bytes and of calls in a block of several calls
 
 
 def time_blocks(

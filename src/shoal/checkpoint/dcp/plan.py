@@ -106,7 +106,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _common_alias(descriptions: list[Description]) -> dict[str, str]:
-    """Return {tied name: saved name} for ties on which all ranks with this tensor agree."""
+    """Return {tied name: saved name} for ties on which all ranks with a nonempty part agree."""
     votes: dict[str, list[str | None]] = {}
     for d in descriptions:
         unknown = set(d["silent"])
@@ -122,7 +122,7 @@ def _common_alias(descriptions: list[Description]) -> dict[str, str]:
 
 
 def _check_shared_equal(descriptions: list[Description]) -> None:
-    """Raise a CheckpointError that names the first difference in the shared state of the ranks."""
+    """Raise a CheckpointError if names, dtypes, shapes or plain values in shared differ."""
     first, tree = _shared_types(descriptions[0]), descriptions[0]["tree"]
     for rank, description in enumerate(descriptions[1:], start=1):
         other = _shared_types(description)

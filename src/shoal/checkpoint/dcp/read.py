@@ -35,7 +35,7 @@ def check_into(into: Nested, manifest: Manifest, checkpoint_text: str) -> None:
     """Raise if the checkpoint cannot be loaded into ``into``; changes nothing.
 
     Raises:
-        CheckpointMismatch: the message names the first tensor that is absent or differs.
+        CheckpointMismatch: a tensor is absent, differs, or is tied only in ``into``; it is named.
     """
     _, targets = flatten(into, "shared")
     for name, target in targets.items():
@@ -55,7 +55,8 @@ def check_into(into: Nested, manifest: Manifest, checkpoint_text: str) -> None:
 def fill(path: Path, manifest: Manifest, tree: Any, into: Nested | None) -> Any:
     """Return the state that ``tree`` describes, with its tensors read from the checkpoint.
 
-    The tensors of ``into`` are filled in place. Others are new; saved tied names share a new one.
+    The tensors of ``into`` are filled in place, except meta tensors. Any other name gets a new
+    tensor, or the tensor of the name to which it was tied when saved.
     """
     names: dict[str, None] = {}
     unflatten(tree, lambda name: names.setdefault(name))

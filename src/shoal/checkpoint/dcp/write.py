@@ -1,4 +1,4 @@
-"""Write one rank's state: flatten it, describe it to all ranks, write the data file and manifest.
+"""Write one rank's state: flatten it, describe it, write its data file, and make the manifest.
 
 DCP's own storage writer uses pickle, so this module writes the data file.
 """

@@ -1,15 +1,15 @@
 """Create a checkpoint atomically, and delete old ones.
 
-A save has four phases. Rank 0 holds the lock of the root during all of them. The files of a phase
-are on disk (fsync) before the next one begins:
+A save has four phases. Rank 0 holds the lock of the root during all of them. The files that a
+phase writes are on disk (fsync) before the next phase begins:
 
 1. :func:`sweep` deletes what interrupted saves left behind.
 2. All ranks write their data files into a temporary directory.
-3. :func:`commit` renames that directory, then writes the manifest and renames it into place. From
-   this moment the checkpoint exists.
-4. :func:`prune` deletes the oldest checkpoints, so that only the number to keep is left.
+3. :func:`commit` moves the data files to the checkpoint's directory, then writes the manifest and
+   renames it into place. From this moment the checkpoint exists.
+4. :func:`prune` deletes the oldest valid checkpoints, so that only the number to keep is left.
 
-A crash at any point leaves either the old or the new manifest, never a part of one.
+A crash at any point leaves the new manifest, the old one or none, but never a part of one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PendingSave:
         return self.path / f"manifest-{self.token}{_NEW}"
 
     def roll_back(self) -> None:
-        """Delete the files of this save, except those that a complete manifest refers to."""
+        """Delete the files of this save, unless its manifest is already in place."""
         shutil.rmtree(self.temporary, ignore_errors=True)
         try:
             committed = self.token.encode() in (self.path / NAME).read_bytes()
@@ -97,7 +97,10 @@ def commit(save: PendingSave, manifest: Manifest) -> None:
 
 
 def prune(save: PendingSave, keep: int) -> None:
-    """Delete the oldest checkpoints beyond ``keep``, and data of earlier saves of this step."""
+    """Delete valid checkpoints except the new one and the ``keep - 1`` highest other steps.
+
+    Data of earlier saves of the new checkpoint's step are deleted, too.
+    """
     _delete(save.path, lambda name: _is_checkpoint_file(name) and save.token not in name)
     others = [path for path in steps(save.root) if path != save.path and _is_valid(path)]
     for path in others[max(keep - 1, 0) :]:
@@ -142,7 +145,7 @@ def _is_valid(path: Path) -> bool:
 
 
 def make_root(root: Path) -> None:
-    """Make the directory and its parents if they are absent, and fsync them."""
+    """Make the directory and its parents if absent, and fsync the parent of each new one."""
     missing = [path for path in (root, *root.parents) if not path.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -156,7 +159,7 @@ def make_root(root: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make new and renamed files in ``path`` survive a power failure."""
+    """Make new and renamed files in ``path`` survive a power failure, if the filesystem can."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -170,7 +173,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Hold the lock of ``root``; the kernel releases it if this process dies."""
+    """Hold the lock of ``root``; raise if another run holds it. Without file locks, do nothing."""
     fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,14 +187,14 @@ def locked(root: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child may still have a copy of fd
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough if a forked child has fd
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 @contextlib.contextmanager
 def disk_space(root: Path, nbytes: int) -> Iterator[None]:
-    """Raise a CheckpointError if fewer than ``nbytes`` are free, or the disk gets full inside."""
+    """Raise a CheckpointError if fewer than ``nbytes`` are free, or the block fills the disk."""
     free = shutil.disk_usage(root).free
     text = f"No space left in {root}: needed {nbytes:,} bytes, had {free:,}"
     text = f"{text}; free some space, lower keep, or choose another path"

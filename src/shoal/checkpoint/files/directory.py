@@ -27,7 +27,7 @@ def step_name(step: int) -> str:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in the name of a directory, or None if there is none."""
+    """Return the step in the name of a directory, or None if the name has no step."""
     match = _STEP.fullmatch(path.name)
     return int(match[1]) if match else None
 
@@ -36,7 +36,8 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     """Return ``path`` if it can name a directory of checkpoints.
 
     Raises:
-        CheckpointError: it is empty, has control characters, or the system refuses it.
+        CheckpointError: it is empty, has unprintable characters, or ``os.stat`` refuses it for
+            another reason than that it does not exist.
     """
     text = os.fspath(path)
     if not text or not text.isprintable():
@@ -65,7 +66,7 @@ def steps(root: Path) -> list[Path]:
 def newest(root: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint under ``root`` with a valid manifest and file sizes, or None.
 
-    The bytes of tensors are not checked here. :func:`load` checks them, and loads an older
+    The bytes of tensors are not checked here. ``load(root)`` checks them, and loads an older
     checkpoint if they are damaged.
     """
     for path in steps(check_path(root)):
@@ -80,7 +81,7 @@ def read_manifest(path: Path) -> Manifest:
 
     Raises:
         CheckpointMissing: there is no manifest, so the save did not finish.
-        CheckpointCorrupt: the manifest or the size of a data file is not what was written.
+        CheckpointCorrupt: the manifest is invalid, or a data file is absent or of another size.
     """
     file = path / NAME
     try:
@@ -102,7 +103,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 class DataFiles:
-    """The data files of a checkpoint. Each is opened at its first use and closed at the end."""
+    """The data files of a checkpoint. Each is opened at its first use; all are closed on exit."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
@@ -117,7 +118,7 @@ class DataFiles:
             os.close(self._descriptors.popitem()[1])
 
     def read(self, name: str, entry: TensorEntry, chunk: Chunk) -> Tensor:
-        """Return the values of one chunk of tensor ``name``, with the strides of the saved one."""
+        """Return one chunk of tensor ``name``, with its saved strides; raise if it is damaged."""
         count = chunk.nbytes // DTYPES[entry.dtype].itemsize
         flat = torch.empty(count, dtype=DTYPES[entry.dtype])
         self._check(name, chunk, lambda fd: read_all(fd, view_bytes(flat), chunk.at))

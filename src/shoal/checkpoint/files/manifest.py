@@ -1,7 +1,7 @@
 """The manifest: which tensors a checkpoint has, and where in the data files their bytes are.
 
-The manifest is one JSON object. Its first key is the CRC-32 of all bytes after it, so that any
-flipped bit in the file is detected.
+The manifest is one JSON object. Its first entry is the CRC-32 of all bytes after this entry, so
+that any flipped bit in the file is detected.
 
 A CRC-32 detects accidents, not attacks: a forged manifest can have a correct CRC-32. So before any
 tensor is allocated or read, :func:`check` ensures that file names do not lead out of the directory,
@@ -38,7 +38,7 @@ class Chunk:
     crc32: int
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    stride: tuple[int, ...]  # order of the values in the file, without gaps, as in torch
+    stride: tuple[int, ...]  # strides of the values in the file, as in torch; no gaps
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _finite(text: str) -> float:
 
 
 def check(manifest: Manifest) -> None:
-    """Check everything that can be checked without the data files.
+    """Check what can be checked without the data files.
 
     Raises:
         ValueError: the message names the error, and the tensor if it concerns one.

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-SLICE_NBYTES = 8 << 20  # so that a slice is still in the CPU cache when it is written
+SLICE_NBYTES = 8 << 20  # small, so that a slice is still in the CPU cache when written
 
 _DTYPE_NAMES = """
     bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
@@ -92,7 +92,7 @@ def crc_of(fd: int, offset: int, nbytes: int) -> int:
 
 
 def read_all(fd: int, view: memoryview, offset: int, crc: int = 0) -> int:
-    """Fill ``view`` from ``offset`` of a file on; return its CRC-32, continued from ``crc``.
+    """Fill ``view`` with a file's bytes from ``offset`` on; return their CRC-32 (begun as ``crc``).
 
     Raises:
         EOFError: the file ends earlier.
