@@ -60,7 +60,7 @@ class RunContext:
         return self.world.size // self.data_shard.count
 
     def write_timeline(self, model: str) -> None:
-        """Write this rank's timeline, if there is a launcher; ``model`` is a text for it."""
+        """Write this rank's timeline, if there is a launcher; ``model`` names the models."""
         directory = os.environ.get(env.DIRECTORY)
         if directory:
             facts = {"strategy": repr(self.strategy), "workers": self.world.size, "model": model}

@@ -223,7 +223,7 @@ class Run:
     def evaluate(
         self, dataset: Any, batch_size: int = 256, *, metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, float]:
-        """Return the mean loss and metrics of the agreed model (of the first one) over a dataset.
+        """Return the mean loss and metrics of the agreed model (the first of several) on a dataset.
 
         The dataset is divided among the ranks, so all ranks must call this together.
 

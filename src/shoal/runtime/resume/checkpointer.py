@@ -141,7 +141,7 @@ class Checkpointer:
             self._save_due()
 
     def _warn_of_later_checkpoints(self) -> None:
-        """Before the first save, warn if another run has saved a later checkpoint there."""
+        """Before the first save, warn if another run has saved a later one in the directory."""
         if self._last_step is not None or not self.context.world.is_main:
             return
         from shoal import checkpoint

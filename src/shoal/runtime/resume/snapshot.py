@@ -2,9 +2,9 @@
 
 A checkpoint contains:
 
-* once: the agreed model and, if all workers have the same one and no pipeline, the optimizer state;
+* once: the agreed model; also the optimizer state, if all ranks share it (not in a pipeline);
 * for each rank: the state of its mode, its random state, its buffers, the script's ``stateful``
-  objects and, if replicas differ, its parameters; its optimizer state, if it is not saved once.
+  objects; also its parameters, if replicas differ, and its optimizer state, if not saved once.
 
 Gradients that no update has used yet are not saved.
 

@@ -29,7 +29,7 @@ from shoal.runtime.step.stats import EMPTY_REPORT, OwnReport, StepReport
 from shoal.runtime.tuning.measure import StepTimer
 from shoal.wire.wire import Wire
 
-LARGE = 2**16  # bytes; a gradient of this size is copied while in the cache, smaller ones in groups
+LARGE = 2**16  # bytes; larger gradients are copied at once, while in the cache, others in groups
 
 
 class Engine:

@@ -245,7 +245,7 @@ def span(key: str, views: Mapping[str, Tensor]) -> tuple[str, int, int]:
 
 
 def _merge(fresh: StateSlice, old: list[StateSlice], view: Tensor) -> Any:
-    """Return a new slice's state: tensors from the old slices, other values from the first."""
+    """Return a new slice's state: tensors from the old slices, the rest from the first old one."""
     start, stop, state = fresh
     if isinstance(state, Tensor) and state.numel() == stop - start:
         into = _flatten(state, view).clone()

@@ -21,7 +21,7 @@ from shoal.wire.wire import TracedWire, Wire
 
 
 class Replica:
-    """Trains one model: calls its mode in each step; rebuilds it if other parameters train."""
+    """Trains one model through its mode; builds a new mode if other parameters are to train."""
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class Replica:
     def agreed(self) -> Iterator[nn.Module]:
         """Return a context in which all workers have the same model, the agreed one.
 
-        If models differ, it is their mean or the servers' model. Floating-point buffers are averaged.
-        All workers must enter the context together. At its end, each has its own values again.
+        If models differ, it is their mean or the servers' model. Float buffers are averaged. All
+        workers must enter the context together. At its end, each has its own values again.
         """
         self.mode.drain()
         workers = self.context.replica_index.workers

@@ -201,7 +201,7 @@ class StepStats:
         return samples / self.total() * (1 if self.weighted else workers)
 
     def report(self, *pending: tuple[Tensor, int]) -> StepReport:
-        """Return this rank's report; ``pending``: (loss, samples) still without backward."""
+        """Return this rank's report; ``pending``: (loss, samples) of a backward still to run."""
         losses = [*self.losses, *pending]
         loss = sum(float(loss) * samples for loss, samples in losses)
         samples = sum(samples for _, samples in losses)

@@ -144,7 +144,7 @@ def best(state: TunerState) -> int:
 
 
 def finalists(state: TunerState) -> list[int]:
-    """Return the contenders to run again, fastest first; [] if only one is fast."""
+    """Return the contenders to run again, fastest first; [] if no other is close."""
     near = close(dict(enumerate(state.summary(fmean))), CLOSE, FINALISTS)
     return near if len(near) > 1 else []
 
@@ -190,7 +190,7 @@ def link_text(link: Link) -> str:
 
 
 def summary(keys: Sequence[Sequence[str]]) -> str:
-    """Return how many tensors are fused, cut or sent alone; ``keys`` has those of each message."""
+    """Return how many tensors are fused, cut or sent alone; ``keys``: those of each message."""
     fused = [names for names in keys if len(names) > 1]
     cut = [names[0] for names in keys if len(names) == 1 and names[0].endswith("]")]
     tensors_cut = len({key.rpartition("[")[0] for key in cut})

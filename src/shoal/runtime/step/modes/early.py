@@ -10,8 +10,8 @@ A step does not wait for messages after its backward:
 
 The first step shows which modules are called. A parameter of a module that is not called (the
 output projection of ``nn.MultiheadAttention``) is updated before the nearest enclosing module that
-is called. In the first two steps, in evaluation, or if the current plan is not ``early``, the
-first forward hook waits for all buckets.
+is called. In evaluation, or if the current plan is not ``early``, the first forward hook waits for
+all buckets.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class PairsMode(Mode):
             p += mean - before
 
     def finish(self, apply: Apply) -> float:
-        """End the step; peers can change the parameters only while this worker waits for one."""
+        """End the step; peers can change the parameters only while it waits for an answer."""
         with self.lock():
             return super().finish(apply)
 
