@@ -128,7 +128,7 @@ def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _check_equal(world: World, models: Models, strategy: Strategy, settings: Settings) -> None:
-    """Raise if models, optimizers, strategy, or settings that must be equal differ by rank."""
+    """Raise if ranks differ in models, optimizers, strategy, or settings that must be equal."""
     facts = {"strategy": repr(strategy)}
     for name in ("accumulate", "clip", "nonfinite", "every"):
         facts[name] = repr(getattr(settings, name))

@@ -23,8 +23,8 @@ class LossOutput(NamedTuple):
 def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> LossOutput:
     """Call the model and the loss function on a batch; return loss, output and target.
 
-    * a tuple or list ``(inputs..., target)``: the loss is ``loss(model(inputs...), target)``; the
-      only member of a tuple is both input and target;
+    * a tuple or list ``(inputs..., target)``: the loss is ``loss(model(inputs...), target)``; if
+      it has only one member, this is both the input and the target;
     * a dict: the loss is ``loss(model(**batch), batch)``;
     * any other batch: the loss is ``loss(model(batch), batch)``;
     * without a loss function, it is ``output.loss``, ``output["loss"]`` or the model's output if

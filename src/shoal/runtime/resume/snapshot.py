@@ -108,7 +108,7 @@ class Restorer:
         self._optimizers: dict[str, State] = {}
 
     def check(self, replicas: Mapping[str, Replica], loaders: Sequence[RunLoader]) -> None:
-        """Raise if the checkpoint does not fit the models, optimizers or loaders."""
+        """Raise if the checkpoint does not fit models, optimizers or loaders; change nothing."""
         if lacking := FACTS - set(self.loaded.meta):
             raise CheckpointMismatch(
                 f"{self.loaded.path} was not saved by a run, because it has no {min(lacking)!r}: "

@@ -74,7 +74,7 @@ class FlatBuffers:
 
     @cached_property
     def storage(self) -> dict[Kind, Tensor]:
-        """The buffers by dtype and device, allocated at first use: a single worker may need none."""
+        """The buffers by dtype and device, allocated at first use: a lone worker may need none."""
         sizes: dict[Kind, int] = {}
         for kind, numel in map(_extent, self._tensors.values()):
             sizes[kind] = sizes.get(kind, self._tail) + numel

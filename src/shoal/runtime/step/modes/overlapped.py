@@ -100,7 +100,7 @@ class OverlappedGradients(Mode):
             self.planner.renew()
 
     def _drop_unused(self, unused: set[str]) -> None:
-        """Set gradients that no worker computed to None: with zeros, momentum would update."""
+        """Set gradients that no worker computed to None, so that momentum changes nothing."""
         parameters = {**self.parameters, **self.sparse}
         for name in find_unused(unused, list(parameters), self.context.group)():
             parameters[name].grad = None
