@@ -21,7 +21,7 @@ from shoal.wire.wire import TracedWire, Wire
 
 
 class Replica:
-    """Trains one model through its mode; builds a new one if parameters are added or (un)frozen."""
+    """Trains a model through its mode; builds a new mode if parameters are added or (un)frozen."""
 
     def __init__(
         self,
