@@ -49,7 +49,7 @@ class CapturedRun:
 
     models: Models
     loss: Any
-    batch: Any  # the argument of the first step; None if it is unknown
+    batch: Any  # the (micro-)batch of the first step; None if it is unknown
     strategy: Strategy
     settings: Settings
 
@@ -107,7 +107,7 @@ class CapturingRun(Run):
         return dict.fromkeys(["loss", *metrics], float("nan"))
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Save nothing; return the path, or the directory of the settings."""
+        """Save nothing; return ``path``, else the directory of the settings, else "."."""
         return Path(path or self.context.settings.checkpoint or ".")
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
@@ -168,7 +168,7 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
 
 @contextmanager
 def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
-    """For a block, set ``sys.argv`` and ``sys.path`` as Python does, and SHOAL_MODE=capture."""
+    """For a block, set ``sys.argv`` and ``sys.path`` as for a main script; SHOAL_MODE=capture."""
     argv, path, mode = sys.argv, list(sys.path), os.environ.get(MODE)
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
@@ -183,10 +183,10 @@ def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 class MetaModules(TorchFunctionMode):
-    """While this mode is active, modules are built on the meta device, and cannot be moved.
+    """While this mode is active, modules are built on the meta device, and stay on it.
 
-    If an argument of a torch function is a meta tensor, its other tensors are replaced by meta
-    tensors. So a model on the meta device can be called with real data.
+    If one argument of a torch function is a meta tensor, the other tensors among the arguments are
+    replaced by meta tensors. So a model on the meta device can be called with real data.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class MetaModules(TorchFunctionMode):
         named = dict(kwargs or {})
         if func in self._constructors:
             device = named.get("device")
-            # a module that asks for the CPU explicitly reads the values, to build its layers
+            # a module that asks for the CPU explicitly needs the values, to build its layers
             on_cpu = device is not None and torch.device(device).type == "cpu"
             if not on_cpu and _in_module_init():
                 named.pop("generator", None)  # meta tensors do not accept a CPU generator
@@ -246,7 +246,7 @@ def _moved(value: Any) -> Any:
 
 
 def to_meta(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Move all parameters to the meta device in place, also those in the optimizer's groups."""
+    """Move a model to the meta device, and put the moved parameters into the optimizer."""
     before = dict(model.named_parameters())
     model.to(META)
     moved = {id(before[name]): p for name, p in model.named_parameters()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaIndex(NamedTuple):
-    """The number of this worker, and of all workers. A worker is one replica, on >= 1 ranks."""
+    """The index of this worker, and the number of workers. A worker is a replica on >= 1 ranks."""
 
     worker: int
     workers: int
@@ -34,12 +34,12 @@ class RunContext:
     world: World
     strategy: Strategy
     settings: Settings
-    recorder: Recorder  # of this rank's timeline
-    mesh: DeviceMesh | None = None  # of all ranks, if the model is sharded; else None
+    recorder: Recorder  # records this rank's timeline
+    mesh: DeviceMesh | None = None  # the mesh of all ranks; None if the model is not sharded
 
     @cached_property
     def replica_index(self) -> ReplicaIndex:
-        """The number of this worker, and the number of workers."""
+        """The index of this worker, and the number of workers."""
         if self.mesh is None:
             return ReplicaIndex(self.world.rank, self.world.size)
         axis = self.mesh["dp_replicate"]
@@ -60,7 +60,7 @@ class RunContext:
         return self.world.size // self.data_shard.count
 
     def write_timeline(self, model: str) -> None:
-        """Write this rank's timeline for the launcher, if there is one; ``model`` is a name."""
+        """Write this rank's timeline, if there is a launcher; ``model`` names the models."""
         directory = os.environ.get(env.DIRECTORY)
         if directory:
             facts = {"strategy": repr(self.strategy), "workers": self.world.size, "model": model}

@@ -46,7 +46,7 @@ def distribute(
     strategy: str | Strategy | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
-    """Join the other workers and return a run that trains with them.
+    """Join the other workers and return a run that trains with them; a server never returns.
 
     Args:
         model: the model, with equal shapes on every worker (rank 0's weights are used), or several
@@ -91,7 +91,7 @@ def distribute(
 
 
 def _strategy(argument: str | Strategy | None) -> Strategy:
-    """Return the script's strategy, else the command line's; warn if both differ."""
+    """Return the script's strategy, else the command line's, else auto; warn if both differ."""
     option = os.environ.get(env.STRATEGY) or None
     if argument is None:
         return _parse_option(option or AUTO)
@@ -128,7 +128,7 @@ def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _check_equal(world: World, models: Models, strategy: Strategy, settings: Settings) -> None:
-    """Raise if the model, optimizer, strategy or settings differ between ranks."""
+    """Raise if ranks differ in models, optimizers, strategy, or settings that must be equal."""
     facts = {"strategy": repr(strategy)}
     for name in ("accumulate", "clip", "nonfinite", "every"):
         facts[name] = repr(getattr(settings, name))
@@ -188,7 +188,7 @@ def _log_to_stderr() -> None:
 
 
 def _announce(run: Run, *, auto: bool) -> None:
-    """Log the strategy and its advice on the main rank, at the start."""
+    """Log the strategy and its advice on the main rank, if there are several ranks."""
     if run.is_main and run.size > 1:
         if auto:
             log.info("strategy auto: there is no planner yet, so the default strategy is used")

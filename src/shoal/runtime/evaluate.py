@@ -22,7 +22,7 @@ Metric = Callable[[Any, Any], Tensor | float]
 
 
 def accuracy(output: Any, target: Any) -> Tensor:
-    """Return the fraction of samples for which the class with the largest score is the target."""
+    """Return the fraction of targets that are the class with the largest score."""
     if isinstance(target, Mapping):
         target = target["labels"]
     if isinstance(output, Mapping) or hasattr(output, "logits"):
@@ -72,7 +72,7 @@ def evaluate(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode, and at the end of the block each module back."""
+    """Put the model in evaluation mode; at the end of the block, restore each module's mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -23,7 +23,8 @@ class LossOutput(NamedTuple):
 def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> LossOutput:
     """Call the model and the loss function on a batch; return loss, output and target.
 
-    * a tuple ``(inputs..., target)``: the loss is ``loss(model(inputs...), target)``;
+    * a tuple or list ``(inputs..., target)``: the loss is ``loss(model(inputs...), target)``; if
+      it has only one member, this is both the input and the target;
     * a dict: the loss is ``loss(model(**batch), batch)``;
     * any other batch: the loss is ``loss(model(batch), batch)``;
     * without a loss function, it is ``output.loss``, ``output["loss"]`` or the model's output if
@@ -36,7 +37,7 @@ def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> Lo
 
 
 def differentiable(loss: Any) -> Tensor:
-    """Return a loss as a 0-dimensional tensor; raise if it has no gradient."""
+    """Return a loss as a 0-dimensional tensor; raise if it is complex or needs no gradient."""
     scalar = _scalar(loss)
     if not scalar.requires_grad or scalar.is_complex():
         why = "a complex number" if scalar.is_complex() else "not connected to any parameter"
@@ -106,5 +107,5 @@ def _scalar(loss: Any) -> Tensor:
 
 
 def plain(name: str) -> str:
-    """Return a parameter name without the prefix ``_orig_mod.`` that torch.compile adds."""
+    """Return a parameter name without each ``_orig_mod.`` that torch.compile has added."""
     return name.replace("_orig_mod.", "")

@@ -75,7 +75,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """The number of steps taken."""
+        """The number of updates so far, including skipped ones and those before a restore."""
         return self.position.steps
 
     @property
@@ -145,11 +145,11 @@ class Run:
     def micro(self, batch: Any, parts: int | None = None) -> Iterator[Any]:
         """Yield the micro-batches of this rank's batch, on this rank's device.
 
-        With one model, gradients are exchanged during the backward of the last micro-batch.
+        With one model, gradients may be exchanged during the backward of the last micro-batch.
 
         Args:
             batch: a batch of ``run.loader``, or this rank's part of a global batch.
-            parts: the number of micro-batches; by default ``accumulate``.
+            parts: the largest number of micro-batches; by default ``accumulate``.
         """
         self._refuse_own_loop("micro")
         samples, stats = self._open(batch), self.stats
@@ -178,7 +178,8 @@ class Run:
 
         Args:
             loss: the mean loss over some samples.
-            samples: the number of these samples; by default that of the current micro-batch.
+            samples: the number of these samples; by default that of the current micro-batch, or 1
+                if this step does not use ``run.micro``.
         """
         self._refuse_own_loop("backward")
         loss, stats = differentiable(loss), self.stats
@@ -196,7 +197,7 @@ class Run:
         self._record("backward", start)
 
     def update(self, name: str | None = None, *, closure: Closure | None = None) -> Step:
-        """Average the gradients over workers, clip them, take an optimizer step, and drop them.
+        """End a step: exchange as the strategy says, clip, update, and drop the gradients.
 
         Args:
             name: the name of the model to update, if there are several.
@@ -222,9 +223,9 @@ class Run:
     def evaluate(
         self, dataset: Any, batch_size: int = 256, *, metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, float]:
-        """Return the mean loss and other metrics of the (first) agreed model over a dataset.
+        """Return the mean loss and metrics of the agreed model (the first of several) on a dataset.
 
-        The dataset is divided among the ranks, so all must call it together.
+        The dataset is divided among the ranks, so all ranks must call this together.
 
         Args:
             dataset: a map-style dataset.
@@ -239,17 +240,18 @@ class Run:
     def save(self, path: str | PathLike[str] | None = None) -> Path:
         """Write a checkpoint into a directory, by default ``checkpoint=``; return its path.
 
-        All ranks must call it together. If it is killed, the checkpoint before stays complete.
+        All ranks must call it together. If a rank is killed meanwhile, the previous
+        checkpoint stays complete.
         """
         with self._error_context("save"):
             return self.checkpointer.save(path)
 
     def restore(self, path: str | PathLike[str] | None = None) -> bool:
-        """Load the newest undamaged checkpoint; return False if there is none.
+        """Load the newest undamaged checkpoint; return whether one was loaded.
 
         Args:
-            path: a directory with a checkpoint, or one checkpoint; by default the run's own
-                directory, which may have none.
+            path: a directory of checkpoints, or one checkpoint; raises if there is none. The
+                default is the run's own directory, which may have none.
         """
         with self._error_context("restore"):
             restored = self.checkpointer.restore(path)
@@ -257,7 +259,7 @@ class Run:
             return restored
 
     def agree(self, value: float | bool, how: How = "mean") -> float:
-        """Return the mean, sum, max or min of all ranks' values; all must call it together."""
+        """Return the mean, sum, max or min of all ranks' values; all ranks must call it."""
         return self.batches.reduce(value, how)
 
     def drain(self) -> None:

@@ -44,7 +44,8 @@ class Settings:
             and all workers skip the update. With early updates (priority), only losses are checked.
         backend: gloo, nccl or shoal (CPU, all ranks on one host); None: nccl if every worker has a
             GPU, else shoal if all workers are on one host, else gloo.
-        timeout: after how many seconds an exchange fails, with an error that names missing ranks.
+        timeout: after how many seconds an exchange fails, with an error that names missing ranks;
+            None: SHOAL_TIMEOUT, or 300.
         checkpoint: the directory for a checkpoint every ``every`` steps and at the end.
         every: the number of steps between checkpoints.
         keep: how many checkpoints to keep; older ones are deleted.

@@ -77,7 +77,7 @@ def progress(run: Run, loader: RunLoader) -> Iterator[Callable[[Step], None]]:
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[stats]}"), Left())
     total: int | None = None
-    with suppress(TypeError):  # an iterable dataset has no length
+    with suppress(TypeError):  # an iterable dataset may have no length
         total = len(loader)
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=total, completed=run.steps, stats="")

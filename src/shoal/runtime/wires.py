@@ -43,7 +43,7 @@ _tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
 def weighted(strategy: Strategy) -> bool:
-    """Return whether losses are weighted so that the sum of gradients over workers is their mean.
+    """Return whether losses are weighted so that the gradients of all workers add up to the mean.
 
     This saves the division of all gradients. It requires a compressor that treats each element
     alone, and one all-reduce over all workers.
@@ -106,7 +106,7 @@ def _tag(group: Group) -> int:
 
 
 def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route | None:
-    """Return a function that sums a flat tensor by this route, in place; None: use torch's."""
+    """Return a function that sums a flat tensor in place; None: use torch's all-reduce."""
     if collective.choose is not None:
         return RouteTuner(collective, index, group)
     if collective.rounds is None:
@@ -151,7 +151,8 @@ class RouteTuner:
     """Sums tensors over a group; chooses a route when a tensor of a new size arrives.
 
     1. Before the first message, it measures the network, if the choice depends on it.
-    2. Before the first message of a size (rounded to a power of four), it times the contenders.
+    2. Before the first message of a size (rounded to a power of four), it times the contenders, if
+       the collective has any.
 
     All workers send messages in the same order and reduce their measurements, so all choose the
     same route. A choice that was read from a file is compared between workers, because hosts may
@@ -165,7 +166,7 @@ class RouteTuner:
         self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
         self._runner = cache(partial(_runner, index=index, group=group))
-        self._fastest: dict[int, Collective] = {}  # by nbytes, a power of four
+        self._fastest: dict[int, Collective] = {}  # by nbytes, rounded to a power of four
         self.chosen: dict[int, Collective] = {}
         """nbytes -> the route of messages of that size."""
 
@@ -232,9 +233,9 @@ def _repeat(route: Route, tensor: Tensor, times: int) -> None:
 
 
 def power_of_four(nbytes: int) -> int:
-    """Return the power of four nearest by ratio, at most 16 MB: larger messages use its route.
+    """Return the power of four that is nearest by ratio; 16 MB for all messages above that.
 
     >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
     (4, 16)
     """
-    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # exact on all hosts
+    return 1 << 2 * min(12, max(nbytes, 1).bit_length() // 2)  # integers, so equal on all hosts

@@ -20,7 +20,7 @@ def mesh(partition: Partition, world_size: int) -> DeviceMesh:
     """Return the mesh of ``partition`` over all ranks; the process group must exist.
 
     Raises:
-        UsageError: the degrees do not multiply to ``world_size``.
+        UsageError: the degrees of the partition do not fit ``world_size`` ranks.
     """
     replicas = partition.replicas(world_size)
     sizes = (partition.pipe, replicas, partition.shard, partition.tensor)

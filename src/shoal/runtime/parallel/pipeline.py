@@ -30,7 +30,7 @@ Shape = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Loss = Callable[[Any, Any], Tensor]
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 CPU = torch.device("cpu")
-MAX_SCHEDULES = 4  # kept for reuse, one for each input shape; their buffers stay allocated
+MAX_SCHEDULES = 4  # kept for reuse, by input shape and count; their buffers stay allocated
 
 
 class Pipeline:

@@ -1,8 +1,9 @@
 """Decide when a run saves and restores its checkpoints.
 
 A saved loader continues behind the last batch that it has yielded. So ``run.save`` must be called
-after the step on that batch. Automatic saves wait until the loop asks for the next batch: then all
-models of the run are updated, schedulers have stepped, and each batch is trained exactly once.
+after the step on that batch. In a loop over a loader, automatic saves wait until the loop asks for
+the next batch: then all models of the run are updated, schedulers have stepped, and each batch is
+trained exactly once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Checkpointer:
         drain: a function that finishes pending updates of all models.
 
     Attributes:
-        random_state: state of the random generators to set at the next batch or step, or None.
+        random_state: state of the random generators to set at the next loop or step, or None.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Checkpointer:
             self._save_due()
 
     def _warn_of_later_checkpoints(self) -> None:
-        """Warn if the directory has a later checkpoint, which another run must have saved."""
+        """Before the first save, warn if another run has saved a later one in the directory."""
         if self._last_step is not None or not self.context.world.is_main:
             return
         from shoal import checkpoint

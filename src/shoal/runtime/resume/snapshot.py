@@ -2,17 +2,18 @@
 
 A checkpoint contains:
 
-* once: the agreed model and, if it is the same on all workers, the optimizer state;
+* once: the agreed model; also the optimizer state, if all ranks share it (not in a pipeline);
 * for each rank: the state of its mode, its random state, its buffers, the script's ``stateful``
-  objects and, if replicas differ, its parameters and its optimizer state.
+  objects; also its parameters, if replicas differ, and its optimizer state, if not saved once.
 
 Gradients that no update has used yet are not saved.
 
 On load, the model, the optimizer and the loaders are checked before anything is overwritten. With
 the same number of ranks and the same partition, each rank gets its own state back. Otherwise all
-workers start from the agreed model, the order of samples continues, optimizer states and residuals
-are the mean of the saved ones, and random generators stay as the script seeded them. Averaging the
-residuals does not change their mean over workers, and only this mean reaches the model.
+workers start from the agreed model, the order of samples continues, and optimizer states of several
+ranks are averaged. On another number of ranks, residuals are averaged, too, and random generators
+stay as the script seeded them. Averaging the residuals does not change their mean over workers, and
+only this mean reaches the model. A mode's state that does not fit the strategy is dropped.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def snapshot(
 
 
 def _save_optimizer(replica: Replica, name: str, shared: State, own: State) -> None:
-    """Add the optimizer state to ``shared`` if it is the same on all workers, else to ``own``.
+    """Add the optimizer state to ``shared`` if one is saved for all ranks, else to ``own``.
 
     In ``own``, the state of a sharded parameter is gathered, so that any partition can load it.
     """
@@ -107,7 +108,7 @@ class Restorer:
         self._optimizers: dict[str, State] = {}
 
     def check(self, replicas: Mapping[str, Replica], loaders: Sequence[RunLoader]) -> None:
-        """Raise if the checkpoint does not fit the models, optimizers or loaders; change none."""
+        """Raise if the checkpoint does not fit models, optimizers or loaders; change nothing."""
         if lacking := FACTS - set(self.loaded.meta):
             raise CheckpointMismatch(
                 f"{self.loaded.path} was not saved by a run, because it has no {min(lacking)!r}: "
@@ -210,7 +211,7 @@ def _match_types(current: Any, saved: Any) -> Any:
 
 
 def merge_states(parts: Sequence[Any]) -> Any:
-    """Return one nested state: the mean of floating-point tensors, of other values the first.
+    """Return one nested state: the mean of float tensors of equal shape, else the first value.
 
     A key that only some of the states have (those of one pipeline stage) is merged over these.
     """

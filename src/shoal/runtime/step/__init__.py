@@ -1,4 +1,4 @@
-"""One training step. Each module is one part; in the order in which a step uses them:
+"""One training step. Its main modules, in the order in which a step uses them:
 
 batches -> replica -> modes -> engine and comm_queue -> exchange over buffers -> stats -> update.
 """

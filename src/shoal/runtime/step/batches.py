@@ -31,7 +31,7 @@ class RunLoader:
         step: the number of the next step.
         busy: whether the loop is using a batch, so that its step may not be over.
         on_start: called before the first batch of a loop.
-        on_batch_done: called when the loop asks for the next batch.
+        on_batch_done: called when the loop asks for the next batch, or an epoch ends.
     """
 
     def __init__(self, loader: Loader, context: RunContext) -> None:
@@ -119,7 +119,8 @@ class Batches:
         """Return the number of samples on this rank, and a function that returns the total.
 
         The total is over all workers if their batches form one batch, else over this replica. For a
-        batch of ``run.loader`` it is known; for another batch an all-reduce runs during forward.
+        batch of ``run.loader`` the total over all workers is known. In other cases with several
+        ranks, an all-reduce runs during forward.
         """
         loader = next((each for each in self.position.loaders if each.loader.last is batch), None)
         samples = count(batch) if loader is None else loader.loader.mine
@@ -153,7 +154,7 @@ class Batches:
     def split(
         self, batch: Any, samples: int, total: Callable[[], int], parts: int
     ) -> list[tuple[Any, int]]:
-        """Cut a batch into at most ``parts`` micro-batches; return each with its samples.
+        """Cut a batch into at most ``parts`` micro-batches; return each with its number of samples.
 
         Ranks of one replica need the same number of micro-batches, because they communicate in
         forward and backward. A rank with fewer samples adds micro-batches that count 0 samples.
@@ -169,7 +170,7 @@ class Batches:
         return micro + [(idle, 0)] * (min(parts, most) - len(micro))
 
     def reduce(self, value: float | bool, how: How) -> float:
-        """Return the mean, sum, max or min of a number; all ranks must call it together."""
+        """Return the mean, sum, max or min of all ranks' values; all ranks must call it."""
         if how not in OPS:
             raise UnknownName("way to agree", how, OPS)
         size = self.context.world.size

@@ -39,8 +39,8 @@ def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 class ParamView(NamedTuple):
     """Where one tensor is stored, and a view of it."""
 
-    kind: Kind  # of its flat buffer
-    start: int  # of its first element in the buffer
+    kind: Kind  # dtype and device of its flat buffer
+    start: int  # index of its first element in the buffer
     numel: int  # a complex number counts as two elements
     view: Tensor  # with the shape of the tensor, and its strides if they are dense
 
@@ -49,17 +49,18 @@ class Bucket(NamedTuple):
     """A task of a schedule (one message), and the memory that it sends."""
 
     task: Task
-    names: tuple[str, ...]  # of the parameter of each piece
-    keys: tuple[str, ...]  # of compressor states: "name", or "name[start:stop]" if it is cut
+    names: tuple[str, ...]  # the parameter of each piece
+    # key of the compressor state of each piece: "name", or "name[start:stop]" for a slice
+    keys: tuple[str, ...]
     pieces: tuple[Tensor, ...]  # a shaped view of a whole parameter, a flat view of a slice
-    whole: Tensor  # all pieces as one flat view; of the last bucket also the tail
+    whole: Tensor  # all pieces as one flat view; in the last bucket it includes the tail
 
 
 class FlatBuffers:
     """Flat buffers for named tensors, stored in backward order.
 
     Args:
-        tensors: the tensors by name, in forward order; only shapes, dtypes and devices are used.
+        tensors: the tensors by name, in forward order; their values are not used.
         tail: how many extra numbers to store behind the last tensor and to send with the last
             bucket; must be 0 unless all tensors have one dtype and device.
         allocate: allocates the memory.
@@ -73,7 +74,7 @@ class FlatBuffers:
 
     @cached_property
     def storage(self) -> dict[Kind, Tensor]:
-        """The buffers by dtype and device, allocated at first use: one worker never uses them."""
+        """The buffers by dtype and device, allocated at first use: a lone worker may need none."""
         sizes: dict[Kind, int] = {}
         for kind, numel in map(_extent, self._tensors.values()):
             sizes[kind] = sizes.get(kind, self._tail) + numel
@@ -108,8 +109,9 @@ class FlatBuffers:
         return sum(buffer.nbytes for buffer in self.storage.values())
 
     def bind(self, schedule: Schedule, cost: Cost) -> tuple[Bucket, ...]:
-        """Return the buckets that a schedule plans, in the order in which backward completes them.
+        """Return the buckets that a schedule plans, in the order of the plan.
 
+        The plans of several buffers are merged by the layer whose backward completes a bucket.
         The order is the same on every rank, because it depends only on shapes and costs.
         """
         plans = []
@@ -123,14 +125,14 @@ class FlatBuffers:
             start = bound[-1].whole.storage_offset() - buffer.storage_offset()
             bound[-1] = bound[-1]._replace(whole=buffer[start:])
         index = {name: i for i, name in enumerate(self.names)}
-        # Sort by the layer that completes a bucket; each buffer's buckets keep their planned order.
+        # Merge by the layer that completes a bucket; the buckets of a buffer keep the plan's order.
         return tuple(merge(*plans, key=lambda b: -min(index[n] for n in b.names)))
 
     def _layer(self, name: str) -> Layer:
         place = self.views[name]
         nbytes = place.numel * self.storage[place.kind].element_size()
         # No times are measured here. Assume 1 s per GB in forward, and twice that in backward,
-        # which computes two matrix products instead of one. Only the proportions matter.
+        # which computes two matrix products instead of one.
         return Layer(name, nbytes, nbytes * 1e-9, nbytes * 2e-9)
 
     def _bind(self, task: Task, names: Sequence[str]) -> Bucket:
@@ -187,8 +189,8 @@ def _dense(tensor: Tensor) -> bool:
 def allocator(strategy: Strategy, group: dist.ProcessGroup | None, *, workers: int) -> Allocate:
     """Return the function that allocates the flat buffers of a strategy.
 
-    It allocates shared memory if the backend's own all-reduce sums the buffers uncompressed. Then
-    all workers of the group must allocate in the same order.
+    CPU memory may be shared if the backend's own all-reduce sums the buffers uncompressed. Then all
+    workers of the group must allocate in the same order.
     """
     traits = strategy.compression.traits
     exact = Trait.LOSSLESS in traits and Trait.ELEMENTWISE in traits

@@ -1,4 +1,4 @@
-"""Run communication jobs in the order in which they were submitted, which all ranks share.
+"""Run communication jobs in the order of their submission, which is equal on all ranks.
 
 `InlineQueue` runs a job at once in the caller's thread. `CommThread` runs jobs in its own thread,
 so that backward does not wait for wires that block, nor for flows with several rounds.

@@ -7,8 +7,9 @@ Gradients are stored in flat buffers, and each parameter's ``.grad`` becomes a v
 3. buckets start in plan order, so that every rank enters its collectives in the same order;
 4. after backward, `settle` waits for the answers, most of which have arrived by then.
 
-With a `CommThread`, starting bucket i then finishes bucket i - ``lag``, so that few flows are open
-at once. With an `InlineQueue`, ``lag`` is None and flows are finished after backward only.
+With a `CommThread`, the job that starts bucket i then finishes bucket i - ``lag``, so that few
+flows are open at once. With an `InlineQueue`, ``lag`` is None, and flows are finished only after
+backward.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shoal.runtime.step.stats import EMPTY_REPORT, OwnReport, StepReport
 from shoal.runtime.tuning.measure import StepTimer
 from shoal.wire.wire import Wire
 
-LARGE = 2**16  # bytes: copy such a gradient at once, while in the cache; smaller ones in groups
+LARGE = 2**16  # bytes; larger gradients are copied at once, while in the cache, others in groups
 
 
 class Engine:
@@ -98,7 +99,8 @@ class Engine:
         """Send gradients during the next backward, which is the last one of the step.
 
         Args:
-            report: returns this rank's step report; called just before the last bucket starts.
+            report: returns this rank's step report; called just before the last bucket starts, if
+                that is during backward.
         """
         self._report = report
         self.armed = True
@@ -145,7 +147,7 @@ class Engine:
             self._next += 1
 
     def _fill(self, names: tuple[str, ...]) -> None:
-        """Copy gradients into the buffer in one call, and make each ``.grad`` a view of it."""
+        """Copy gradients into the buffer, and make each ``.grad`` a view of it."""
         views, grads = [], []
         for name in names:
             if name in self._filled:
@@ -202,7 +204,8 @@ class Engine:
     def settle_some(self, names: tuple[str, ...]) -> set[str]:
         """Wait until the buckets that contain these parameters are averaged.
 
-        Return the parameters in them that are complete: one that is cut may be in other buckets.
+        Return the parameters in these buckets that are averaged completely: the slices of a
+        parameter may also lie in other buckets.
         """
         wanted = sorted({i for name in names for i in self._buckets_of[name]})
         with self._exposed():

@@ -27,7 +27,7 @@ from shoal.runtime.step.buffers import Bucket, FlatBuffers, real
 
 
 def typical(nbytes: int) -> float:
-    """Return the assumed seconds of a message on an unmeasured link: 100 us plus 1 GB/s."""
+    """Return the assumed seconds of a message on an unmeasured link: 100 us plus 1 ns a byte."""
     return 1e-4 + nbytes * 1e-9
 
 
@@ -56,7 +56,7 @@ class Exchange:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, in the order in which they are sent."""
+        """The buckets, in the order in which their flows start."""
         return self.flat.bind(self.schedule, self._cost)
 
     def rebind(self, schedule: Schedule, measured: Mapping[str, Layer], cost: Cost) -> bool:
@@ -134,8 +134,8 @@ class Exchange:
     def messages(self, names: Container[str] | None = None) -> dict[str, tuple[Tensor, ...]]:
         """Return the encoded pieces to push to a server, by key: those in ``names``, or all.
 
-        The compressor must issue exactly one ask. What the encoding loses is added to the
-        compressor's state.
+        The compressor must issue exactly one ask. What the encoding loses is kept in the
+        compressor's state, if it has one.
         """
         messages: dict[str, tuple[Tensor, ...]] = {}
         for bucket in self.buckets:
@@ -186,7 +186,7 @@ def _put(value: Tensor, into: Tensor) -> None:
 
 
 def _parts(ask: Ask) -> tuple[Tensor, ...]:
-    """Return the tensors that an ask sends; of a mean a copy, because wires may overwrite it."""
+    """Return the tensors that an ask sends; a `Mean` is copied, as it may be overwritten later."""
     if isinstance(ask, Gather):
         return ask.parts
     if isinstance(ask, Mean):
@@ -245,7 +245,7 @@ def span(key: str, views: Mapping[str, Tensor]) -> tuple[str, int, int]:
 
 
 def _merge(fresh: StateSlice, old: list[StateSlice], view: Tensor) -> Any:
-    """Return a new state with the values of the old slices that overlap it copied in."""
+    """Return a new slice's state: tensors from the old slices, the rest from the first old one."""
     start, stop, state = fresh
     if isinstance(state, Tensor) and state.numel() == stop - start:
         into = _flatten(state, view).clone()

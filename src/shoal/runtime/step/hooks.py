@@ -20,12 +20,13 @@ class Factors(Mapping[str, FactorPair]):
     """Maps the name of a linear layer's weight to the factors (u, v) of its gradient u.T @ v.
 
     u has shape (K, rows), the gradients of the layer's outputs; v has shape (K, cols), its inputs;
-    K is the number of samples since the last update. Only layers that ran forward and backward have
-    an entry. A layer has none if the batch has more than two dimensions and the output is then
-    overwritten in place. The tensors are autograd's own; reading an entry may concatenate them.
+    K is the number of input rows since the last update. Only layers that ran forward (with a
+    positional input) and backward have an entry. A layer has none if the batch has more than two
+    dimensions and the output is then overwritten in place. The tensors are autograd's own; reading
+    an entry may concatenate them.
 
     Args:
-        model: a forward hook is added to each of its ``nn.Linear`` modules.
+        model: its ``nn.Linear`` modules whose weight is in ``parameters`` get a forward hook.
         parameters: the parameters by the names that the entries get.
     """
 

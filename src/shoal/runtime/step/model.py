@@ -75,12 +75,12 @@ class ShardedModel:
         return self.parallel.pipeline
 
     def trainable(self) -> dict[str, Tensor]:
-        """Return this rank's part of each parameter that requires a gradient, as a view of it."""
+        """Return this rank's part of each parameter that requires gradients, sharing its memory."""
         frozen = {n for n, p in self.model.named_parameters() if not p.requires_grad}
         return {n: t for n, t in self.parallel.local_parameters().items() if n not in frozen}
 
     def collect(self, exchange: Exchange) -> None:
-        """Copy this rank's part of each gradient into the exchange's buffers."""
+        """Copy this rank's part of each gradient into the buffers; a missing one becomes zero."""
         self._shard_gradients()
         grads = self.parallel.local_gradients()
         for name, place in exchange.flat.views.items():
@@ -91,7 +91,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def _shard_gradients(self) -> None:
-        """Give each gradient the placements of its parameter, and zeros to one that has none."""
+        """Give each gradient the placements of its parameter; set a missing gradient to zeros."""
         from torch.distributed.tensor import DTensor
 
         for p in self.model.parameters():

@@ -21,7 +21,7 @@ from shoal.wire.wire import TracedWire, Wire
 
 
 class Replica:
-    """Trains one model: calls its mode at each point of a step, and builds it anew if needed."""
+    """Trains a model through its mode; builds a new mode if parameters are added or (un)frozen."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Replica:
         self.mode.skip()
 
     def clear(self) -> None:
-        """Set all gradients to None."""
+        """Set all gradients to None, and drop what else the mode stores of this step."""
         for p in self._with_gradients:
             p.grad = None
         self.mode.clear()
@@ -130,7 +130,7 @@ class Replica:
     def agreed(self) -> Iterator[nn.Module]:
         """Return a context in which all workers have the same model, the agreed one.
 
-        If models differ, it is their mean or the servers' model; buffers are averaged, too. All
+        If models differ, it is their mean or the servers' model. Float buffers are averaged. All
         workers must enter the context together. At its end, each has its own values again.
         """
         self.mode.drain()
@@ -155,7 +155,7 @@ class Replica:
                     tensor.copy_(old)
 
     def leave(self) -> None:
-        """End the run for this worker; first answer peers until all workers are done."""
+        """End the run for this worker; the wire answers peers until all workers are done."""
         self.mode.close()
         self.mode.leave()
         self.wire.leave()

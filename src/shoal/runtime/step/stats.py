@@ -27,7 +27,7 @@ from shoal.wire.wire import gather_flat
 class StepReport(NamedTuple):
     """The sums of one rank in one step."""
 
-    loss: float  # sum over its samples
+    loss: float  # sum over its samples; 0 if that is NaN or inf
     samples: float
     unused: float  # number of parameters without a gradient
     bad: float  # 1 if the loss is NaN or inf, else 0
@@ -38,14 +38,14 @@ EMPTY_REPORT = StepReport(0.0, 0.0, 0.0, 0.0)
 
 
 class StepReports(NamedTuple):
-    """The reports of all ranks."""
+    """The reports of all ranks, or that of this rank alone."""
 
     reports: tuple[StepReport, ...]
     copies: int = 1  # how many ranks report the same sample
 
     @property
     def loss(self) -> float:
-        """The mean over all samples; NaN if any rank's loss is not finite."""
+        """The mean over all samples; NaN if there are none, or if any rank's loss is not finite."""
         samples = sum(report.samples for report in self.reports)
         if self.bad_ranks() or not samples:
             return math.nan
@@ -53,7 +53,7 @@ class StepReports(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """The number of samples of all ranks; each sample counts once."""
+        """The number of samples in all reports; each sample counts once."""
         return round(sum(report.samples for report in self.reports) / self.copies)
 
     @property
@@ -62,12 +62,12 @@ class StepReports(NamedTuple):
         return any(report.unused for report in self.reports)
 
     def bad_ranks(self) -> list[int]:
-        """Return the ranks whose loss is NaN or inf."""
+        """Return which reports have a loss of NaN or inf: their ranks, if all ranks report."""
         return [rank for rank, report in enumerate(self.reports) if report.bad]
 
 
 PendingReports: TypeAlias = Callable[[], StepReports]
-"""A function that waits for the reports of all ranks, and returns them."""
+"""A function that waits for the reports, and returns them."""
 
 
 class OwnReport:
@@ -155,7 +155,8 @@ class StepStats:
     """Counts the samples and losses of the current step on this rank.
 
     Args:
-        weighted: whether the exchange sums gradients, so that weights must sum to 1, or averages.
+        weighted: whether the exchange sums gradients (then all weights must sum to 1); else it
+            averages them.
         together: whether the batches of all workers form one batch.
         shards: how many ranks of one replica read different samples.
     """
@@ -167,7 +168,7 @@ class StepStats:
         self.clear()
 
     def clear(self) -> None:
-        """Start a new step. Inside a micro-batch (GANs), it uses the same samples again."""
+        """Start a new step. Inside a micro-batch (GANs), the new step uses the same samples."""
         self.losses: list[tuple[Tensor, int]] = []
         if self.in_micro:
             return
@@ -200,7 +201,7 @@ class StepStats:
         return samples / self.total() * (1 if self.weighted else workers)
 
     def report(self, *pending: tuple[Tensor, int]) -> StepReport:
-        """Return this rank's report; ``pending``: (loss, samples) before their backward."""
+        """Return this rank's report; ``pending``: (loss, samples) of a backward still to run."""
         losses = [*self.losses, *pending]
         loss = sum(float(loss) * samples for loss, samples in losses)
         samples = sum(samples for _, samples in losses)
@@ -213,7 +214,7 @@ class Step:
 
     Args:
         number: the number of the step, from 0.
-        wait: waits for the reports of all ranks, and returns them.
+        wait: waits for the reports, and returns them.
         skipped: whether all workers skipped the update because of a NaN or inf.
         norm: the 2-norm of the averaged gradient before clipping; None if it was not computed.
     """

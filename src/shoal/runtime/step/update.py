@@ -28,11 +28,11 @@ class Updater:
 
     def __init__(self, context: RunContext, stats: StepStats) -> None:
         self.context, self.stats = context, stats
-        self._seen: dict[Replica, int] = {}  # value of stats.events at its last update
+        self._seen: dict[Replica, int] = {}  # stats.events at the last update of a replica
         self._deferred: tuple[int, PendingReports] | None = None
 
     def update(self, replica: Replica, number: int) -> Step:
-        """Average gradients and loss over the workers, then update, or skip because of NaN."""
+        """Let the mode exchange gradients and losses; then update, or skip if one is NaN or inf."""
         if replica.needs_closure:
             raise UsageError(
                 f"{type(replica.optimizer).__name__} computes the loss several times a step, so it "
@@ -136,7 +136,7 @@ class Updater:
 
 
 def _warn_unused(replica: Replica) -> None:
-    """Warn of the parameters without a gradient after the first step, if some have one."""
+    """Warn of the parameters without a gradient, unless all parameters have none."""
     trainable = replica.model_part.trainable()
     unused = [name for name, p in trainable.items() if p.grad is None]
     if unused and len(unused) < len(trainable):

@@ -5,7 +5,8 @@
    survey for a schedule that only reorders its messages.
 2. *Trial*: run each contender for some steps; then run those that are close to the fastest again.
 3. *Choice*: choose the first contender, the most promising, unless another is clearly faster.
-4. *Watch*: when messages twice in a row take twice or half their usual time, begin a new trial.
+4. *Watch*: when messages take at least twice, or at most half, their usual time in two looks in a
+   row, begin a new trial.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ScheduleChoice(NamedTuple):
 
 
 class ScheduleTuner:
-    """Decides from measurements which schedule to use next; of the layers it first knows sizes."""
+    """Decides from measurements which schedule to use next; ``layers`` need only have sizes."""
 
     def __init__(self, schedule: Schedule, layers: Sequence[Layer]) -> None:
         self.schedule, self.layers = schedule, list(layers)
@@ -143,7 +144,7 @@ def best(state: TunerState) -> int:
 
 
 def finalists(state: TunerState) -> list[int]:
-    """Return the contenders to run again, fastest first; [] if none is close to the fastest."""
+    """Return the contenders to run again, fastest first; [] if no other is close."""
     near = close(dict(enumerate(state.summary(fmean))), CLOSE, FINALISTS)
     return near if len(near) > 1 else []
 
@@ -164,7 +165,8 @@ def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
 def link_of(points: Mapping[int, float], before: Link | None) -> Link:
     """Fit a link to ``points``, nbytes -> seconds of a message.
 
-    If the sizes are too similar to fit a line, the startup is that of ``before``, or STARTUP.
+    If the sizes are too similar to fit a line, the startup is that of ``before``, or STARTUP, but
+    at most half of the mean seconds.
     """
     sizes = sorted(points)
     if sizes[-1] >= SPREAD * sizes[0]:
@@ -188,7 +190,7 @@ def link_text(link: Link) -> str:
 
 
 def summary(keys: Sequence[Sequence[str]]) -> str:
-    """Return as text how many tensors are fused, cut, or sent alone; ``keys`` of each message."""
+    """Return how many tensors are fused, cut or sent alone; ``keys``: those of each message."""
     fused = [names for names in keys if len(names) > 1]
     cut = [names[0] for names in keys if len(names) == 1 and names[0].endswith("]")]
     tensors_cut = len({key.rpartition("[")[0] for key in cut})

@@ -40,7 +40,7 @@ class StepRecord:
 
     began: float  # start of backward
     arrivals: dict[str, float] = field(default_factory=dict)  # of gradients, by parameter name
-    tasks: dict[int, list[float]] = field(default_factory=dict)  # index -> [start, end]
+    tasks: dict[int, list[float]] = field(default_factory=dict)  # bucket -> [start, end]
 
 
 class StepTimer:
@@ -75,7 +75,7 @@ class TimedWire:
         self._inner, self._span, self._now = wire, span, now
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; record when the answer arrives, or else when ``wait`` returns."""
+        """Issue an ask; record when its answer arrives, or, if unknown, when ``wait`` returns."""
         pending = self._inner.ask(ask)
         inner = pending.pending if isinstance(pending, TracedPending) else pending
         if notifies(inner, self._arrived):

@@ -5,12 +5,13 @@ A step does not wait for messages after its backward:
 1. ``agree`` sends the rest of the gradients and stores this step's hyper-parameters;
 2. before the next forward of a module, a hook waits for the buckets of the module's own parameters;
    then the optimizer updates these parameters, and others whose buckets have arrived with them;
-3. all other parameters are updated before the next backward, or before the ``state_dict`` of the
-   model or the optimizer is read (``drain``).
+3. all other parameters are updated before the last backward of the next step, or before the
+   ``state_dict`` of the model or the optimizer is read.
 
 The first step shows which modules are called. A parameter of a module that is not called (the
 output projection of ``nn.MultiheadAttention``) is updated before the nearest enclosing module that
-is called. If the current plan is not ``early``, the first forward hook waits for all buckets.
+is called. In evaluation, or if the current plan is not ``early``, the first forward hook waits for
+all buckets.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class EarlyGradients(OverlappedGradients):
         super()._renew_plan()
 
     def finish(self, apply: Apply) -> float:
-        """After the first step, record which modules were called; do not call ``apply``."""
+        """After the first step, assign parameters to called modules; do not call ``apply``."""
         if not (self._learnt or self.compiled) and self._called:
             self._learnt = True
             for name in [name for name in self._own if name not in self._called]:

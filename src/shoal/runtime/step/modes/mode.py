@@ -66,7 +66,7 @@ class ModeSetup:
 
     @property
     def index(self) -> ReplicaIndex:
-        """The number of this worker, and the number of workers."""
+        """The index of this worker, and the number of workers."""
         return self.context.replica_index
 
     @cached_property
@@ -107,7 +107,7 @@ class Mode:
     """The base of all modes: drives the flows of a mode over its wire."""
 
     agrees: ClassVar[bool] = False  # whether all workers hold the same model after every step
-    defers: ClassVar[bool] = False  # whether updates happen during the next forward
+    defers: ClassVar[bool] = False  # whether updates happen in the next forward, or later
 
     exchange: Exchange  # set by every mode except `PairsMode`
 
@@ -143,7 +143,7 @@ class Mode:
         yield from ()
 
     def due(self) -> bool:
-        """Return whether all workers exchange in this step: it is the last one of a period."""
+        """Return whether all workers exchange in this step: they wait, and it ends a period."""
         return self.synchrony.waits and (self.steps + 1) % self.synchrony.period == 0
 
     # Methods that a replica calls, in the order of a step.

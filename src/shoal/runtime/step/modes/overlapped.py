@@ -24,7 +24,7 @@ from shoal.runtime.tuning.replan import Replanning
 
 
 class OverlappedGradients(Mode):
-    """Sends each bucket of gradients during backward, as soon as its gradients are computed.
+    """Sends the buckets during backward, in plan order, when their gradients are computed.
 
     The `Engine` sends dense gradients. Sparse gradients (rows of embeddings) are averaged after
     them. Factors of linear layers are collected for compressors that send factors.
@@ -100,7 +100,7 @@ class OverlappedGradients(Mode):
             self.planner.renew()
 
     def _drop_unused(self, unused: set[str]) -> None:
-        """Set gradients that no worker computed to None: a zero would let momentum update."""
+        """Set gradients that no worker computed to None, so that momentum changes nothing."""
         parameters = {**self.parameters, **self.sparse}
         for name in find_unused(unused, list(parameters), self.context.group)():
             parameters[name].grad = None

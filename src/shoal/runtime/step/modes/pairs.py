@@ -15,7 +15,7 @@ from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 
 
 class PairsMode(Mode):
-    """After a step of worker i, x_i, x_j <- (x_i + x_j) / 2 with one neighbour j; no other waits.
+    """After a step of worker i, x_i, x_j <- (x_i + x_j) / 2 with one neighbour j; no others wait.
 
     Worker i sends its model. The peer j changes its own model to the mean and answers with it.
     Worker i then adds the difference between the mean and what it sent. So the sum of both models
@@ -46,7 +46,7 @@ class PairsMode(Mode):
             p += mean - before
 
     def finish(self, apply: Apply) -> float:
-        """End the step; during it, peers cannot change this worker's parameters."""
+        """End the step; peers can change the parameters only while it waits for an answer."""
         with self.lock():
             return super().finish(apply)
 
