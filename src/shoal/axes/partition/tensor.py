@@ -13,7 +13,7 @@ def tensor(ranks: int) -> Partition:
     """Divide the matrices of each layer among ``ranks`` ranks.
 
     Args:
-        ranks: number of ranks; the model must have a method ``tensor_plan`` (``shoal.models``).
+        ranks: number of ranks; the model needs ``tensor_plan`` (see ``shoal.models``) or ``_tp_plan``.
 
     Example: ``tensor(2)``.
     """
