@@ -4,7 +4,7 @@
 
     ShoalError                      exit code 1
     ├── UsageError (ValueError)     exit code 2: the user typed or passed something wrong
-    │   ├── UnknownName             no technique, command, ... has this name; the message suggests names
+    │   ├── UnknownName             nothing has this name; the message suggests other names
     │   ├── BadArgument             an argument has a wrong type or is out of range
     │   └── ConflictError           techniques cannot be combined; the message lists all conflicts
     ├── CheckpointError             a checkpoint cannot be read or written

@@ -12,7 +12,7 @@ from shoal.errors import BadArgument, UnknownName, UsageError
 
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b", re.ASCII)
-MAX_CHARACTERS = 2000  # most characters in a strategy's text; a longer one is a mistake or an attack
+MAX_CHARACTERS = 2000  # limit for a strategy's text; a longer one is a mistake or an attack
 
 
 def nbytes_text(nbytes: int) -> str:
@@ -69,7 +69,7 @@ def split(text: str) -> list[str]:
 def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
     """Return the value of ``name``, ``name(arguments)`` or a product of these by ``*``.
 
-    Only ``known`` functions are called. ``kind`` is the word for a name in error messages, such as "technique".
+    Only ``known`` functions are called. ``kind`` is the word for a name in error messages.
     """
     sized = _SIZE.sub(lambda match: str(int(match[1]) * UNITS[match[2]]), text)
     try:

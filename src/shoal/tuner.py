@@ -27,9 +27,9 @@ class TunerState(NamedTuple):
     residuals: tuple[float, ...] = ()  # used by ``tuned``: relative residual of each candidate
     bucket: int = 0  # used by ``tuned``: the bucket that the samples are from
     at: int = 0  # index of the candidate to run
-    age: int = 0  # rounds since the choice; in a trial: those of ``at``, or of all if they take turns
+    age: int = 0  # rounds since the trial; in a trial: of ``at``, or of all if they take turns
     trying: bool = True  # whether a trial is running
-    chosen: int = 0  # index of the candidate that the last trial chose
+    chosen: int = 0  # index of the candidate that was chosen last
     ran: int = -1  # index of the candidate of the last round; -1 before the first round
     odd: int = 0  # looks in a row at which the seconds differed much from ``usual``
     quiet: int = 0  # looks since the last trial
@@ -98,7 +98,7 @@ class Tuner:
         return state._replace(at=chosen, age=0, trying=False, chosen=chosen)
 
     def look(self, state: TunerState, seconds: float, *, slight: float = 0.0) -> TunerState:
-        """Return the state after a look: odd if seconds changed much and by more than ``slight``."""
+        """Return the state after a look, odd if seconds differ much and by more than ``slight``."""
         usual = seconds if state.usual < 0 else state.usual
         less, more = sorted((usual, seconds))
         differs = more > self.changed * less and more - less > slight

@@ -7,10 +7,10 @@ pipeline. With ``s`` segments there are at most ``4 (s + ceil(log2 world) - 1)``
 sends ``1 / 2s`` of the message.
 
 An inner node of one tree is a leaf of the other. So in a broadcast a rank receives along at most
-two edges, one of each tree, and sends along at most two. The edges can be coloured with two colours such that
-the edges into a rank have different colours, and the edges out of a rank, too. Edges of one colour
-send in even rounds, those of the other colour in odd rounds, so no rank ever sends or receives two
-chunks at once.
+two edges, one of each tree, and sends along at most two. The edges can be coloured with two colours
+such that the edges into a rank have different colours, and the edges out of a rank, too. Edges of
+one colour send in even rounds, those of the other colour in odd rounds, so no rank ever sends or
+receives two chunks at once.
 
 The all-reduce is the broadcast of Sanders, Speck & Träff run backwards, and then forwards. A chunk
 that could be sent earlier than in the paper is sent earlier.

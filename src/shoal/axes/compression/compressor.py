@@ -80,7 +80,7 @@ class Value(NamedTuple):
         return Value(tensor, self.name, timing=self.timing, out=out)
 
     def copied(self) -> Value:
-        """Return the value with a copy of its tensor, which a wire may overwrite, and no ``out``."""
+        """Return the value with a copy of its tensor, which may be overwritten, and no ``out``."""
         return self._replace(tensor=self.tensor.clone(), out=None)
 
 

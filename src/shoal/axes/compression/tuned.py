@@ -167,7 +167,7 @@ class CompressorTuner(Tuner):
         return self.restart(state)._replace(residuals=halved, patience=patience)
 
     def pick(self, costs: list[CandidateCost], current: int) -> int:
-        """Return the best candidate with an allowed residual; if none, that with the smallest one."""
+        """Return the best candidate with an allowed residual; if none, that with the smallest."""
         bound = max(self.most, min(cost.residual for cost in costs))
         allowed = ((i, c) for i, c in enumerate(costs) if c.residual <= bound)
         return self.best({i: c.encode + c.exposed for i, c in allowed}, current)

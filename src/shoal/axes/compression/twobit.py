@@ -48,7 +48,7 @@ def twobit(threshold: float) -> Compressor:
 
 
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
-    """Return codes 0, 1, 2 for -t, 0, t, four in a byte; and t, or NaN if a number is not finite."""
+    """Return codes 0, 1, 2 for -t, 0, t, four in a byte; and t (NaN if a number is not finite)."""
     codes = flat.new_empty(flat.numel(), dtype=torch.int8)
     t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
     for piece in pieces(flat.numel()):

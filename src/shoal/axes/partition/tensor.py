@@ -13,7 +13,7 @@ def tensor(ranks: int) -> Partition:
     """Divide the matrices of each layer among ``ranks`` ranks.
 
     Args:
-        ranks: number of ranks; the model needs ``tensor_plan`` (see ``shoal.models``) or ``_tp_plan``.
+        ranks: number of ranks; the model must declare how to split it (see ``shoal.models``).
 
     Example: ``tensor(2)``.
     """

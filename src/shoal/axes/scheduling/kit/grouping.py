@@ -39,7 +39,7 @@ def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
 
 
 def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
-    """Return a message of whole layers, ready after backward of the first one, due at the update."""
+    """Return a message of whole layers, ready after backward of the first, due at the update."""
     slices = tuple(whole(layers, index) for index in group)
     return Task(slices, "reduce", Event("backward", min(group)), Event("update"))
 
