@@ -119,7 +119,10 @@ def _keyword_name(keyword: ast.keyword) -> str:
 def _same_axis(
     function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """Return the known functions of its axis, so in gossip(ring) ``ring`` is not the collective."""
+    """Return the known functions of the axis of ``function``.
+
+    So in gossip(ring), ``ring`` is the name of a graph, not the collective.
+    """
     axis = function.__module__.rpartition(".")[0]
     return {n: f for n, f in known.items() if f.__module__.rpartition(".")[0] == axis}
 

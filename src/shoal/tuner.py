@@ -83,8 +83,8 @@ class Tuner:
         """Return the fastest candidate if it is clearly faster than ``current``, else ``current``.
 
         If ``ordered``, return the first candidate that is about as fast as the fastest (its seconds
-        times ``clearly`` are at most the least) and not slower than ``current``. In both cases,
-        ``current`` is ignored if it has no seconds.
+        times ``clearly`` are at most the least), and not slower than ``current``. A ``current``
+        without seconds is ignored.
         """
         fastest = min(seconds, key=seconds.__getitem__)
         least, own = seconds[fastest], seconds.get(current)
@@ -110,6 +110,6 @@ class Tuner:
 
 
 def close(seconds: Mapping[int, float], within: float, most: int | None = None) -> list[int]:
-    """Return the ``most`` fastest, except those over ``within`` times the least; fastest first."""
+    """Return up to ``most`` candidates within ``within`` times the least seconds, fastest first."""
     fastest = sorted(seconds, key=seconds.__getitem__)[:most]
     return [index for index in fastest if seconds[index] <= within * seconds[fastest[0]]]

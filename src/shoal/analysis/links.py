@@ -156,7 +156,7 @@ def _robust_line(points: Sequence[Point]) -> tuple[float, float]:
 def _knee(points: Sequence[Point]) -> int | None:
     """Return the index of the first point of the second line; None if one line fits as well."""
     one = sum(e * e for e in _errors(_line(points), points))
-    best, where = one - 1e-12 * len(points), None  # must reduce the mean square by > 1e-12
+    best, where = one - 1e-12 * len(points), None  # a knee must lower the mean square by 1e-12
     for cut in range(1, len(points)):
         left, right = points[:cut], points[cut:]
         if left[-1][0] == right[0][0] or left[0][0] == left[-1][0] or right[0][0] == right[-1][0]:

@@ -55,5 +55,5 @@ class ResNet(nn.Sequential):
 def resnet(
     channels: int = 3, classes: int = 10, *, width: int = 16, depth: int = 1, stages: int = 3
 ) -> ResNet:
-    """Return a :class:`ResNet`; each stage has ``depth`` blocks and twice the width of the last."""
+    """Return a :class:`ResNet`; each stage has ``depth`` blocks, twice as wide as those before."""
     return ResNet(channels, classes, [width * 2**s for s in range(stages) for _ in range(depth)])

@@ -37,7 +37,7 @@ from shoal.tuner import Tuner, TunerState
 log = logging.getLogger("shoal")
 EVERY, MOST = 20, 8.0  # defaults of ``tuned``
 TRIES = 4  # rounds of each candidate in a trial; the first is not counted, because caches are cold
-CLEARLY = 0.9  # a candidate is about as fast as the fastest up to 1 / CLEARLY of its seconds
+CLEARLY = 0.9  # with at most 1 / CLEARLY of the least seconds, a candidate is about as fast
 CHANGED = 2.0  # exposed seconds that grow or shrink by this factor at two looks: start a trial
 SLIGHT = 0.1  # a change below this share of a round's seconds is ignored
 PATIENCE, LONGEST = 8, 128  # looks until a trial without a reason; doubled each time up to LONGEST
@@ -149,7 +149,7 @@ class CompressorTuner(Tuner):
         return self.tried(state) if state.trying else (state.age + 1) % self.every == 0
 
     def judge(self, state: TunerState, costs: list[CandidateCost]) -> TunerState:
-        """Return the state after a round with a look, which may choose, or begin a new trial."""
+        """Return the state after a look, which may choose a candidate or begin a new trial."""
         now, state = costs[state.at], self.advance(state)
         if state.trying:
             return self.settle(state, self.pick(costs, state.chosen))
@@ -162,12 +162,12 @@ class CompressorTuner(Tuner):
             return self.restart(state)
         if state.quiet < state.patience or not any(now[:2]):
             return state
-        halved = tuple(residual / 2 for residual in state.residuals)  # give all a new chance
+        halved = tuple(residual / 2 for residual in state.residuals)  # give each a new chance
         patience = min(2 * state.patience, LONGEST)
         return self.restart(state)._replace(residuals=halved, patience=patience)
 
     def pick(self, costs: list[CandidateCost], current: int) -> int:
-        """Return the best candidate with an allowed residual; if none, that with the smallest."""
+        """Return the best candidate whose residual is allowed; if none, the one with the least."""
         bound = max(self.most, min(cost.residual for cost in costs))
         allowed = ((i, c) for i, c in enumerate(costs) if c.residual <= bound)
         return self.best({i: c.encode + c.exposed for i, c in allowed}, current)

@@ -53,7 +53,7 @@ def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
     t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
     for piece in pieces(flat.numel()):
         x = flat[piece].to(t.dtype)
-        up, down = torch.empty_like(x), torch.empty_like(x)  # faster than a bool output
+        up, down = torch.empty_like(x), torch.empty_like(x)  # float is far faster than bool
         torch.ge(x, threshold, out=up)
         torch.le(x, -threshold, out=down)
         codes[piece] = up.sub_(down).add_(1)

@@ -62,7 +62,10 @@ def complete(workers: int, round: int) -> Tensor:
 
 
 def spectral_gap(w: Tensor) -> float:
-    """Return 1 - |second largest eigenvalue|: a round reduces disagreement by about this."""
+    """Return 1 - |second largest eigenvalue|: the share of disagreement that a round removes.
+
+    If W is symmetric, a round removes at least this share.
+    """
     if w.shape[0] == 1:
         return 1.0
     magnitudes = torch.linalg.eigvals(w.to(torch.float64)).abs().sort(descending=True).values

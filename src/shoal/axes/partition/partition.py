@@ -37,7 +37,7 @@ class Partition:
         return self.ranks > 1
 
     def replicas(self, ranks: int) -> int:
-        """Return the number of replicas for a number of ranks; UsageError if degrees do not fit."""
+        """Return the number of replicas for a number of ranks; raise if the degrees do not fit."""
         each = self.ranks
         if ranks % each or (self.data is not None and self.data * each != ranks):
             data = f"data({self.data}) * " if self.data is not None else ""

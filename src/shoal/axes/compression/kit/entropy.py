@@ -62,7 +62,8 @@ def decode(coded: Coded, count: int) -> Tensor:
     symbols = order[torch.searchsorted(starts, prefixes, right=True) - 1]
     table = symbols.to(torch.int32) | (lengths[symbols].to(torch.int32) << 8)  # (2 ** width,)
     padded = torch.cat([stream, stream.new_zeros(3)]).to(torch.int32)
-    windows = (padded[:-2] << 16) | (padded[1:-1] << 8) | padded[2:]  # 24 bits, from each byte on
+    # windows[i] are the 24 bits that begin at byte i
+    windows = (padded[:-2] << 16) | (padded[1:-1] << 8) | padded[2:]
     position = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): next bit to read of each
     text = torch.empty(min(CHUNK, count), len(spans), dtype=torch.uint8, device=stream.device)
     for row in text:
@@ -111,7 +112,7 @@ def huffman(byte_counts: Tensor) -> Tensor:
 
 
 def elias(byte_counts: Tensor) -> Tensor:
-    """Return Elias' gamma codeword lengths: 1 for the most frequent byte, then 3, 3, ... 16."""
+    """Return Elias' gamma codeword lengths, the most frequent byte first: 1, 3, 3, 5, ... 16."""
     frequency = byte_counts.tolist()
     ranked = sorted((b for b in range(256) if frequency[b]), key=lambda b: (-frequency[b], b))
     bits = {byte: 2 * rank.bit_length() - 1 for rank, byte in enumerate(ranked, start=1)}
