@@ -4,20 +4,20 @@
 
     ShoalError                      exit code 1
     ├── UsageError (ValueError)     exit code 2: the user typed or passed something wrong
-    │   ├── UnknownName             no technique has this name; the message lists similar names
+    │   ├── UnknownName             nothing has this name; the message suggests other names
     │   ├── BadArgument             an argument has a wrong type or is out of range
     │   └── ConflictError           techniques cannot be combined; the message lists all conflicts
     ├── CheckpointError             a checkpoint cannot be read or written
     │   ├── CheckpointMissing       there is none at this path; also a UsageError: exit code 2
     │   ├── CheckpointCorrupt       it is truncated, damaged, or was not written by Shoal
-    │   └── CheckpointMismatch      it is of another model; also a UsageError: exit code 2
+    │   └── CheckpointMismatch      it was saved from another model; also a UsageError: exit code 2
     └── FaultError                  a worker, a peer or the network failed
         ├── PeerLost                a rank died; the message names it
         ├── ExchangeTimeout         the message names the exchange and the missing ranks
         ├── LayoutMismatch          ranks disagree about model, optimizer or batch; exit code 2
         └── NonFinite               a NaN or inf; the message names the step and the rank
 
-Each message names the wrong value, says why it cannot work, and says what to do instead.
+The message of a UsageError says what is wrong, why it cannot work, and what to do instead.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Explanation:
     Attributes:
         strategy: the strategy as text.
         workers: the number of ranks.
-        step: what a worker does in one step, in order; each text starts with a verb.
+        step: what a worker does in one step, in order; the subject of each text is the worker.
         sends: what each worker sends, in which form and by which route.
         advice: warnings about choices that are allowed but unwise.
     """

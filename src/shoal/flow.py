@@ -2,7 +2,7 @@
 
 A flow never uses a process group itself: a wire answers its asks. So the same flow runs on gloo,
 NCCL, a parameter server, neighbours in a graph, and in one process in a unit test. On every wire,
-an answer combines the messages of all workers that take part.
+the mean that answers an ask is computed from the messages of all workers that take part.
 """
 
 from __future__ import annotations
@@ -188,7 +188,10 @@ def through(
 
 
 def alone(ask: Ask) -> Any:
-    """Return the answer to an ask if there is only one worker: its own message, decoded."""
+    """Return the answer to an ask if there is only one worker: its own message, decoded.
+
+    Raises UsageError for :class:`Pair` and :class:`Push`, which need another process.
+    """
     match ask:
         case Mean(tensor) | Rows(tensor) | Scatter(tensor) | Spread(tensor):
             return tensor

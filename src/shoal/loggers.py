@@ -1,4 +1,4 @@
-"""Loggers for metrics: a protocol with one method, and adapters for three common services.
+"""Loggers for metrics: a protocol with one method, and adapters for three common tools.
 
 Any object with a method ``log(metrics, step)`` is a logger; pass it as
 ``distribute(..., logger=...)``. Only the main worker calls it.

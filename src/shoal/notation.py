@@ -12,7 +12,7 @@ from shoal.errors import BadArgument, UnknownName, UsageError
 
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b", re.ASCII)
-MAX_CHARACTERS = 2000  # of a strategy's text; a longer text is a mistake or an attack
+MAX_CHARACTERS = 2000  # limit for a strategy's text; a longer one is a mistake or an attack
 
 
 def nbytes_text(nbytes: int) -> str:
@@ -67,9 +67,9 @@ def split(text: str) -> list[str]:
 
 
 def call(text: str, known: Mapping[str, Callable[..., Any]], kind: str) -> Any:
-    """Return the value of ``name`` or ``name(arguments)``; only ``known`` functions are called.
+    """Return the value of ``name``, ``name(arguments)`` or a product of these by ``*``.
 
-    ``kind`` says in error messages what a name stands for, such as "technique".
+    Only ``known`` functions are called. ``kind`` is the word for a name in error messages.
     """
     sized = _SIZE.sub(lambda match: str(int(match[1]) * UNITS[match[2]]), text)
     try:
@@ -119,7 +119,10 @@ def _keyword_name(keyword: ast.keyword) -> str:
 def _same_axis(
     function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """Return the known functions of the same axis: in gossip(ring), ring is no collective."""
+    """Return the known functions of the axis of ``function``.
+
+    So in gossip(ring), ``ring`` is the name of a graph, not the collective.
+    """
     axis = function.__module__.rpartition(".")[0]
     return {n: f for n, f in known.items() if f.__module__.rpartition(".")[0] == axis}
 

@@ -46,7 +46,7 @@ class Facts(NamedTuple):
 
 
 def can_overlap(s: Techniques) -> bool:
-    """Return whether gradients can be sent during backward: one rank per replica, every step."""
+    """Return whether gradients can be sent in backward: uncut replicas average them every step."""
     return not s.partition.cuts and sends_gradients(s)
 
 

@@ -1,8 +1,8 @@
 """Choose the fastest of several candidates by measured times, and detect when to choose again.
 
 1. *Trial*: each candidate runs for some rounds, and the seconds of each round are recorded.
-2. *Choice*: the ranks agree on the seconds, and the fastest candidate is chosen; the current one
-   stays unless another is clearly faster.
+2. *Choice*: the ranks agree on the seconds, and :meth:`Tuner.best` chooses the fastest candidate,
+   or one that is about as fast.
 3. *Watch*: at a *look* the caller compares the seconds of a round with the usual ones. If they
    differ much at two looks in a row, the link has changed, and the caller begins a new trial.
 
@@ -27,14 +27,14 @@ class TunerState(NamedTuple):
     residuals: tuple[float, ...] = ()  # used by ``tuned``: relative residual of each candidate
     bucket: int = 0  # used by ``tuned``: the bucket that the samples are from
     at: int = 0  # index of the candidate to run
-    age: int = 0  # rounds since ``at`` changed; if candidates take turns, since the trial began
+    age: int = 0  # rounds since the trial; in a trial: of ``at``, or of all if they take turns
     trying: bool = True  # whether a trial is running
-    chosen: int = 0  # index of the candidate that the last trial chose
+    chosen: int = 0  # index of the candidate that was chosen last
     ran: int = -1  # index of the candidate of the last round; -1 before the first round
     odd: int = 0  # looks in a row at which the seconds differed much from ``usual``
     quiet: int = 0  # looks since the last trial
     patience: int = 0  # used by ``tuned``: looks until a trial begins even without a change
-    usual: float = -1.0  # seconds at the first look after the choice; -1 before that look
+    usual: float = -1.0  # seconds at the first look after the trial; -1 before that look
 
     def summary(self, statistic: Callable[[Sequence[float]], float]) -> list[float]:
         """Return for each candidate a statistic of its recorded seconds per round."""
@@ -80,9 +80,11 @@ class Tuner:
         return state.trying and state.age >= rounds
 
     def best(self, seconds: Mapping[int, float], current: int = 0) -> int:
-        """Return the fastest candidate if it is clearly faster than the current one, else that one.
+        """Return the fastest candidate if it is clearly faster than ``current``, else ``current``.
 
-        ``ordered``: return the first one about as fast as the fastest, not slower than the current.
+        If ``ordered``, return the first candidate that is about as fast as the fastest (its seconds
+        times ``clearly`` are at most the least), and not slower than ``current``. A ``current``
+        without seconds is ignored.
         """
         fastest = min(seconds, key=seconds.__getitem__)
         least, own = seconds[fastest], seconds.get(current)
@@ -96,7 +98,7 @@ class Tuner:
         return state._replace(at=chosen, age=0, trying=False, chosen=chosen)
 
     def look(self, state: TunerState, seconds: float, *, slight: float = 0.0) -> TunerState:
-        """Count a look as odd if its seconds differ much, by more than ``slight``, from usual."""
+        """Return the state after a look, odd if seconds differ much and by more than ``slight``."""
         usual = seconds if state.usual < 0 else state.usual
         less, more = sorted((usual, seconds))
         differs = more > self.changed * less and more - less > slight
@@ -108,6 +110,6 @@ class Tuner:
 
 
 def close(seconds: Mapping[int, float], within: float, most: int | None = None) -> list[int]:
-    """Return at most ``most`` candidates, within ``within`` times the least seconds, in order."""
+    """Return up to ``most`` candidates within ``within`` times the least seconds, fastest first."""
     fastest = sorted(seconds, key=seconds.__getitem__)[:most]
     return [index for index in fastest if seconds[index] <= within * seconds[fastest[0]]]

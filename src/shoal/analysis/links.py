@@ -62,12 +62,12 @@ class Link(NamedTuple):
 
 
 def fit(points: Sequence[Point], *, pieces: int = 1, robust: bool = True) -> Link:
-    """Return the link with the least relative error on the measured points.
+    """Return the link that fits the measured points by least squares of the relative errors.
 
     Args:
         points: (nbytes, seconds) pairs in any order, with at least two different sizes.
-        pieces: 1: one line. 2: search for a knee; if one reduces the error, use two lines, of which
-            the second is not below the first at the knee.
+        pieces: 1: one line. 2: search for a knee, without Huber's rule; use two lines if that
+            reduces the error. The second must not be below the first at the knee.
         robust: whether to reduce the weight of outliers by Huber's rule.
     """
     call = f"fit({len(points)} points, pieces={pieces})"
@@ -156,11 +156,11 @@ def _robust_line(points: Sequence[Point]) -> tuple[float, float]:
 def _knee(points: Sequence[Point]) -> int | None:
     """Return the index of the first point of the second line; None if one line fits as well."""
     one = sum(e * e for e in _errors(_line(points), points))
-    best, where = one - 1e-12 * len(points), None  # a knee must reduce the error by 1e-6 or more
+    best, where = one - 1e-12 * len(points), None  # a knee must lower the mean square by 1e-12
     for cut in range(1, len(points)):
         left, right = points[:cut], points[cut:]
         if left[-1][0] == right[0][0] or left[0][0] == left[-1][0] or right[0][0] == right[-1][0]:
-            continue  # both sides have the same size, or one side has only one size
+            continue  # the cut is between two equal sizes, or one side has only one size
         low, high = _line(left), _line(right)
         if high[0] + high[1] * right[0][0] < low[0] + low[1] * right[0][0]:
             continue  # at the knee a larger message would be faster, which can only be noise

@@ -55,7 +55,7 @@ def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, lin
 
 
 def _rabenseifner(world: int, link: Link, nbytes: float) -> float:
-    """Return the seconds of recursive halving and then doubling, which send the same messages."""
+    """Return the seconds of recursive halving and of recursive doubling, which takes as long."""
     seconds, share = 0.0, world
     while share > 1:
         seconds += 2 * link.cost(nbytes * (share // 2) / world)

@@ -85,7 +85,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:  # as in GPT-2, the last layer before a residual sum is smaller
+            if parameter.dim() > 1:  # as in GPT-2, weights before a residual sum start smaller
                 before_sum = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** (before_sum / 2))
         if config.tied:
@@ -98,7 +98,7 @@ class GPT(nn.Module):
         return cast(Tensor, self.head(self.norm(x)))
 
     def tensor_plan(self, n: int) -> dict[str, str]:
-        """Return Megatron's plan: each of ``n`` ranks has whole heads and columns of the MLP."""
+        """Return Megatron's plan: each of ``n`` ranks has whole heads and some hidden features."""
         if (heads := self.config.heads) % n:
             why = f"its {heads} heads are not a multiple of {n}; instead: use a divisor of {heads}"
             raise UsageError(f"tensor({n}) cannot split this GPT, because {why}")

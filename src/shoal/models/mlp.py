@@ -19,10 +19,10 @@ class MLP(nn.Sequential):
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        super().__init__(*layers[:-1])  # no ReLU after the last
+        super().__init__(*layers[:-1])  # no ReLU after the last layer
 
     def tensor_plan(self, n: int) -> dict[str, str]:
-        """Return column and row in turn, so that the output of every second layer is complete."""
+        """Return column and row in turn; if the number of layers is odd, the last is gathered."""
         linears = [name for name, m in self.named_children() if isinstance(m, nn.Linear)]
         plan = {name: "row" if i % 2 else "column" for i, name in enumerate(linears)}
         if len(linears) % 2:

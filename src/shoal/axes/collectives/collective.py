@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Copy(NamedTuple):
-    """Send a chunk from a rank to another, which adds it to its own if ``add``, or replaces it."""
+    """Send a chunk to another rank, which adds it to its own if ``add``, else replaces its own."""
 
     source: int
     target: int
@@ -66,7 +66,7 @@ class Collective:
         rounds: world -> the rounds, each a tuple of copies. None: the backend's own all-reduce,
             or the route that ``choose`` returns.
         chunks: world -> the number of chunks into which the message is divided.
-        refusal: world -> why the route does not work for so many workers; empty if it does.
+        refusal: world -> why the route does not work for this number of workers; empty if it does.
         choose: (nbytes, world, network) -> the route for a message of this size; None: the route
             does not depend on the size.
         probes: whether ``choose`` needs measurements of the network.

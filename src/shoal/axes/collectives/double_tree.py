@@ -6,11 +6,11 @@ of the message. Each half is divided into segments, which are sent one after the
 pipeline. With ``s`` segments there are at most ``4 (s + ceil(log2 world) - 1)`` rounds, and each
 sends ``1 / 2s`` of the message.
 
-An inner node of one tree is a leaf of the other. So in a broadcast a rank receives along two edges,
-one of each tree, and sends along at most two. The edges can be coloured with two colours such that
-the edges into a rank have different colours, and the edges out of a rank, too. Edges of one colour
-send in even rounds, those of the other colour in odd rounds, so no rank ever sends or receives two
-chunks at once.
+An inner node of one tree is a leaf of the other. So in a broadcast a rank receives along at most
+two edges, one of each tree, and sends along at most two. The edges can be coloured with two colours
+such that the edges into a rank have different colours, and the edges out of a rank, too. Edges of
+one colour send in even rounds, those of the other colour in odd rounds, so no rank ever sends or
+receives two chunks at once.
 
 The all-reduce is the broadcast of Sanders, Speck & Träff run backwards, and then forwards. A chunk
 that could be sent earlier than in the paper is sent earlier.
@@ -86,7 +86,7 @@ def _rounds(segments: int, world: int) -> Iterator[Round]:
 def _hops(segments: int, world: int) -> Iterator[_Hop]:
     both = trees(world)
     all_edges = edges(both)
-    length = max((e.start for e in all_edges), default=0) + 2 * segments - 1  # of a broadcast
+    length = max((e.start for e in all_edges), default=0) + 2 * segments - 1  # broadcast rounds
     for number, rank, up, start in all_edges:
         tree = both[number]
         parts = tree.count(rank)  # copies that the rank receives from its children

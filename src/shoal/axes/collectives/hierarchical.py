@@ -8,8 +8,8 @@ form a group, because launchers give consecutive ranks to the workers of a host:
    each group;
 3. all-gather inside each group.
 
-Every worker takes part in step 2, not only one leader of each group, so each worker sends only
-``1 / inner`` of the message over the slow links.
+Every worker takes part in step 2, not only one leader of each group, so the all-reduce of a worker
+over the slow links has only ``1 / inner`` of the message.
 
 References:
     Mikami et al., `Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash

@@ -34,8 +34,8 @@ class Trait(Flag):
     def by_tensor(self, other: Trait) -> Trait:
         """Return the traits of a compressor that uses one of two compressors for each tensor.
 
-        ``both`` are traits that both compressors must have; of ``either``, one is enough. A
-        lossless compressor keeps all ``promises`` about loss, so there the other one decides.
+        It has a trait of ``both`` if both compressors have it, of ``either`` if one has it, and of
+        ``promises`` if both have it, or if one has it and the other is lossless; no other traits.
         """
         both = Trait.LOSSLESS | Trait.UNBIASED | Trait.SLICEABLE | Trait.ONE_SHOT | Trait.SUMS
         either = Trait.MERGES | Trait.MOMENTUM | Trait.FACTORS
@@ -52,7 +52,7 @@ class BucketTiming(NamedTuple):
     """Measured times of a bucket, which the runtime passes to adaptive compressors."""
 
     bucket: int = 0  # a hash of the names of its tensors; 0: unknown
-    took: tuple[float, float] | None = None  # last round: seconds of computing, of exposed waiting
+    took: tuple[float, float] | None = None  # seconds of the last round: (computing, exposed wait)
     leads: bool = False  # whether this value is the first one of the bucket
     label: str = ""  # the text for this value in logs; empty on ranks that do not log
 
@@ -80,7 +80,7 @@ class Value(NamedTuple):
         return Value(tensor, self.name, timing=self.timing, out=out)
 
     def copied(self) -> Value:
-        """Return the value with a copy of its tensor, which a wire may overwrite."""
+        """Return the value with a copy of its tensor, which may be overwritten, and no ``out``."""
         return self._replace(tensor=self.tensor.clone(), out=None)
 
 
@@ -97,7 +97,8 @@ class Compressor:
         traits: the properties that it declares.
         init: ``init(value)`` returns the state before the first round.
         flow: ``flow(value, state, round)`` yields asks and returns an ``Agreed``. It must not
-            change the state that it receives, but may overwrite the state of the round before.
+            change the state that it receives, but may overwrite the one that the round before
+            received.
         add: ``add(parts, into, weight)`` adds ``weight`` times the decoded message to ``into``.
         contraction: a contractive variant, which ``error_feedback`` uses in place of this one.
         gamma: step size towards the neighbours' models in gossip.

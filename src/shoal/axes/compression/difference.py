@@ -39,8 +39,8 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
     Example: ``difference(topk(0.25))``, ``difference(cast(bfloat16), 0.5)``.
 
     Differs from the paper: the exchange runs while the gradient is computed, so a model is mixed
-    before the update of the step, not after it. A worker keeps only the weighted sum of the
-    neighbours' public copies, as in the code of the authors.
+    before the update of the step, not after it. Besides its own public copy, a worker keeps only
+    the weighted sum of all copies that it mixes, as in the code of the authors.
     """
     check_inner(f"difference({inner})", inner, "difference(topk(0.1))")
     if gamma is not None and not (is_number(gamma) and 0 < gamma <= 1):
@@ -70,7 +70,10 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
 
 
 def _gather_narrow(flow: Flow, dtype: torch.dtype) -> Flow:
-    """Run a flow, but sum in ``dtype``: sums in 16 bits would differ from the sum of the copies."""
+    """Run a flow; where it asks for a mean in another dtype, gather, and add up in ``dtype``.
+
+    Rounding in 16 bits would make s differ from the weighted sum of the public copies.
+    """
 
     def answer(ask: Ask) -> Generator[Ask, Any, Any]:
         if isinstance(ask, Mean) and ask.tensor.dtype != dtype:
@@ -81,7 +84,7 @@ def _gather_narrow(flow: Flow, dtype: torch.dtype) -> Flow:
 
 
 def _sent_energy_share(inner: Compressor) -> float:
-    """Return the share of a random vector's squared norm that ``inner`` sends: about delta."""
+    """Estimate the paper's delta: the share of a vector's squared norm that ``inner`` sends."""
     x = torch.randn(SAMPLE_NUMEL, generator=torch.Generator().manual_seed(0))
     mine = drive(inner.flow(Value(x.clone()), inner.init(Value(x)), 0), alone).mine.dense()
     return float(1 - (x - mine).square().sum() / x.square().sum())

@@ -23,8 +23,8 @@ def natural() -> Compressor:
     """Round each number at random, without bias, to a power of two; send its sign and exponent.
 
     A number takes 9 bits, as in the paper: 8 for the exponent and 1 for the sign. It is rounded up
-    with a probability equal to its mantissa: random bits are added to the mantissa, and the sum
-    carries into the exponent. The expected squared error is at most 1/8 of the squared norm.
+    with a probability equal to its mantissa: random bits are added to the mantissa, and a carry
+    increases the exponent. The expected squared error is at most 1/8 of the squared norm.
 
     Differs from the paper: float64 is first rounded to float32; NaN, and numbers that are rounded
     up above 2^127, are decoded as infinite.

@@ -16,7 +16,7 @@ from shoal.axes.compression.kit.blocks import add_pieces, block_range, pieces, w
 from shoal.axes.compression.kit.residual import add_residual, one_residual
 from shoal.flow import Agreed, Flow, Gather
 
-SHORTEST = 64  # fewest numbers in a column: its two means take as many bits as 64 numbers
+SHORTEST = 64  # fewest numbers in a column; its two float32 means take 64 bits, as many as 64 codes
 
 
 def onebit() -> Compressor:
@@ -54,7 +54,7 @@ def encode(v: Tensor, count: int) -> tuple[Tensor, ...]:
     length = v.numel() // count
     high, low, ups = v.new_zeros(3, count, dtype=torch.float64)
     for piece in pieces(v.numel(), length if count > 1 else 1):
-        where = block_range(piece, length)  # one column of many pieces, or many whole columns
+        where = block_range(piece, length)  # several whole columns, or (a part of) a single one
         x = v[piece].to(wide(v.dtype)).view(where.stop - where.start, -1)
         up = torch.gt(x, 0, out=torch.empty_like(x))  # a float output is far faster than bool
         codes[piece] = up.view(-1)

@@ -61,7 +61,7 @@ def max_rows(tensor: Tensor) -> int:
 
 
 def factors(value: Value, round: int) -> tuple[Tensor, Tensor]:
-    """Return u (K, M) and v (K, N), where u.T @ v is the gradient; empty tensors if unknown."""
+    """Return u (K, M) and v (K, N) with u.T @ v == gradient; empty tensors if there are none."""
     g, none = value.tensor, value.tensor.new_empty(0, 0)
     if value.factors is None:
         return none, none

@@ -28,7 +28,7 @@ def threshold(tau: float, ratio: float = 0.01) -> Compressor:
     It keeps a residual, the sum of what was not sent, so it needs no ``error_feedback``.
 
     Args:
-        tau: an entry is sent when the magnitude of its residual is >= tau; then tau is sent.
+        tau: an entry is sent when the magnitude of its residual is >= tau, as tau or -tau.
         ratio: entries in a message, as a share of all entries; the largest residuals are sent.
 
     Example: ``threshold(0.05, 0.5)``.

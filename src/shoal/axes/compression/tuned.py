@@ -37,7 +37,7 @@ from shoal.tuner import Tuner, TunerState
 log = logging.getLogger("shoal")
 EVERY, MOST = 20, 8.0  # defaults of ``tuned``
 TRIES = 4  # rounds of each candidate in a trial; the first is not counted, because caches are cold
-CLEARLY = 0.9  # a candidate is clearly faster below this share of the seconds of the current one
+CLEARLY = 0.9  # with at most 1 / CLEARLY of the least seconds, a candidate is about as fast
 CHANGED = 2.0  # exposed seconds that grow or shrink by this factor at two looks: start a trial
 SLIGHT = 0.1  # a change below this share of a round's seconds is ignored
 PATIENCE, LONGEST = 8, 128  # looks until a trial without a reason; doubled each time up to LONGEST
@@ -54,7 +54,7 @@ def tuned(*candidates: Compressor, every: int = EVERY, most: float = MOST) -> Co
     Args:
         candidates: two or more, that with the least loss first; what one did not send, the next one
             sends. The default is exact, cast(bfloat16), powersgd(4), topk(0.05), topk(0.01).
-        every: rounds between looks, in which all workers exchange their measurements.
+        every: rounds from one look to the next; at a look, workers exchange their measurements.
         most: the largest allowed norm of a residual, in multiples of the norm of the gradient.
 
     Example: ``tuned``, ``tuned(exact, error_feedback(topk(0.25)), every=10)``,
@@ -111,7 +111,7 @@ class CompressorTuner(Tuner):
     """Chooses the compressor of a bucket; the candidates are ordered from the least loss on.
 
     Args:
-        every: rounds between looks.
+        every: rounds from one look to the next.
         most: the largest allowed residual, in multiples of the norm of the gradient.
     """
 
@@ -149,7 +149,7 @@ class CompressorTuner(Tuner):
         return self.tried(state) if state.trying else (state.age + 1) % self.every == 0
 
     def judge(self, state: TunerState, costs: list[CandidateCost]) -> TunerState:
-        """Return the state after a round with a look: choose a candidate, or begin a new trial."""
+        """Return the state after a look, which may choose a candidate or begin a new trial."""
         now, state = costs[state.at], self.advance(state)
         if state.trying:
             return self.settle(state, self.pick(costs, state.chosen))
@@ -162,12 +162,12 @@ class CompressorTuner(Tuner):
             return self.restart(state)
         if state.quiet < state.patience or not any(now[:2]):
             return state
-        halved = tuple(residual / 2 for residual in state.residuals)  # give it a new chance
+        halved = tuple(residual / 2 for residual in state.residuals)  # give each a new chance
         patience = min(2 * state.patience, LONGEST)
         return self.restart(state)._replace(residuals=halved, patience=patience)
 
     def pick(self, costs: list[CandidateCost], current: int) -> int:
-        """Return the best candidate with an allowed residual, or else with the smallest one."""
+        """Return the best candidate whose residual is allowed; if none, the one with the least."""
         bound = max(self.most, min(cost.residual for cost in costs))
         allowed = ((i, c) for i, c in enumerate(costs) if c.residual <= bound)
         return self.best({i: c.encode + c.exposed for i, c in allowed}, current)

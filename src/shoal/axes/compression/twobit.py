@@ -48,12 +48,12 @@ def twobit(threshold: float) -> Compressor:
 
 
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
-    """Return codes 0, 1, 2 for -t, 0, t, four in a byte; and t, which is NaN if a number is NaN."""
+    """Return codes 0, 1, 2 for -t, 0, t, four in a byte; and t (NaN if a number is not finite)."""
     codes = flat.new_empty(flat.numel(), dtype=torch.int8)
     t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
     for piece in pieces(flat.numel()):
         x = flat[piece].to(t.dtype)
-        up, down = torch.empty_like(x), torch.empty_like(x)  # a float output is far faster
+        up, down = torch.empty_like(x), torch.empty_like(x)  # float is far faster than bool
         torch.ge(x, threshold, out=up)
         torch.le(x, -threshold, out=down)
         codes[piece] = up.sub_(down).add_(1)

@@ -40,7 +40,7 @@ class Coordination:
         sends: what is sent if the period of the synchrony is 1.
         mixing: ``(workers, round) -> W``; ``W[i, j]`` is the weight of worker j's value for i.
         servers: number of extra processes, which do not run the user's loop.
-        on_death: what the other workers do when a worker dies.
+        on_death: what the other workers do when a worker dies; the launcher supports only ``fail``.
         outer: momentum for averaged changes; None: averaged changes are applied as they are.
     """
 
@@ -62,7 +62,10 @@ def complete(workers: int, round: int) -> Tensor:
 
 
 def spectral_gap(w: Tensor) -> float:
-    """Return 1 - |second largest eigenvalue|: one round reduces disagreement by this share."""
+    """Return 1 - |second largest eigenvalue|: the share of disagreement that a round removes.
+
+    If W is symmetric, a round removes at least this share.
+    """
     if w.shape[0] == 1:
         return 1.0
     magnitudes = torch.linalg.eigvals(w.to(torch.float64)).abs().sort(descending=True).values

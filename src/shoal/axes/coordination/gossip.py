@@ -1,6 +1,6 @@
 """Gossip: each worker averages its model with its neighbours in a graph.
 
-The larger the spectral gap of the graph's mixing matrix W, the faster workers become equal. With
+The larger the spectral gap of the graph's mixing matrix W, the faster models become equal. With
 bsp this is D-PSGD: parameters are sent while the gradient is computed, and worker i continues from
 the mean of models with the weights ``W[i]``, plus its own optimizer step. With asp it is AD-PSGD:
 after each step a worker averages with one random neighbour, and no other worker waits.
@@ -33,7 +33,7 @@ def gossip(graph: str = "ring") -> Coordination:
 
 
 def ring(workers: int, round: int) -> Tensor:
-    """Return the mixing matrix of a ring: weights of 1/3, or of 1/2 if there are two workers."""
+    """Return the mixing matrix of a ring: weights of 1/3 (two workers: 1/2; one worker: 1)."""
     w = torch.eye(workers, dtype=torch.float64)
     neighbours = {offset % workers for offset in (-1, 1)} - {0}
     share = 1 / (1 + len(neighbours))

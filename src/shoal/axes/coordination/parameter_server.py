@@ -1,8 +1,8 @@
 """Parameter server: workers exchange messages with servers, not with each other.
 
-With bsp the servers only reduce: they return the mean of the messages of all workers, and every
-worker updates its own replica. With ssp or asp the servers hold the model and the optimizer: a
-worker pushes a gradient and pulls the new model.
+With bsp or local(h) the servers only reduce: they return the mean of the messages of all workers,
+and every worker updates its own replica. With ssp or asp the servers hold the model and the
+optimizer: a worker pushes a gradient and pulls the new model.
 
 References:
     Li et al., `Scaling distributed machine learning with the parameter server

@@ -13,7 +13,7 @@ def tensor(ranks: int) -> Partition:
     """Divide the matrices of each layer among ``ranks`` ranks.
 
     Args:
-        ranks: number of ranks; the model must have a method ``tensor_plan`` (``shoal.models``).
+        ranks: number of ranks; the model must declare how to split it (see ``shoal.models``).
 
     Example: ``tensor(2)``.
     """

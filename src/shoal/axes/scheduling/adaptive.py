@@ -6,7 +6,8 @@ others and the next forward starts early. One plan may do both.
 
 1. The seconds of plans of both kinds are computed from measured times of layers and messages
    (``kit.playing``).
-2. The best plan of each kind runs for a few steps; plans about as fast as the fastest run again.
+2. The best plan of each kind, and ``wfbp``, run for a few steps; those that are about as fast as
+   the fastest run again.
 3. The fastest plan is used until the times of messages change.
 
 References:
@@ -33,7 +34,7 @@ from shoal.errors import BadArgument
 from shoal.notation import nbytes_text
 
 SIZES = tuple(2**n for n in range(16, 27, 2))  # 64 KB to 64 MB
-MAX_MESSAGES = 1024  # per step; plans with more messages are not considered
+MAX_MESSAGES = 1024  # per step; plans with more, and with over two per layer, are not considered
 
 
 def adaptive(early: bool = True) -> Schedule:

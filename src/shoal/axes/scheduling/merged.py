@@ -4,7 +4,7 @@ The startup is the part of a message's time that does not depend on its size. Th
 from the last to the first. Let tau_c be the time at which the message of layer l could start, t_c
 its duration, and r the time at which the gradient of layer l - 1 is ready:
 
-1. If r >= tau_c + t_c, the message arrives before that gradient is ready, so it is sent alone.
+1. If r >= tau_c + t_c, the message arrives before that gradient is ready, so they are not merged.
 2. If r < tau_c, the link is still busy when that gradient is ready, so merging saves a startup.
 3. Otherwise merging costs a wait of r - tau_c and saves a startup; merge if the wait is shorter.
 

@@ -2,8 +2,8 @@
 
 Each worker forwards messages of others: partial sums on the way up, results on the way down. If
 several messages are ready for one link, the one that the next forward needs first is sent next, not
-the one that waited longest. A transfer is never interrupted, so tensors are cut into slices: an
-urgent message waits for at most one slice.
+the one that waited longest. A transfer is never interrupted, so tensors are cut into slices: at
+each hop an urgent message waits for at most one less urgent slice.
 
 Messages enter the queues when backward makes them ready. The queues decide the order at run time,
 so no times have to be measured. Backward ends with the first layer and forward begins with it, so

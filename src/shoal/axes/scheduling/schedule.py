@@ -58,7 +58,8 @@ class Schedule:
 
     Args:
         name: the text that a user types.
-        plan: ``(layers, cost) -> tasks``, in the order of sending; it must be equal on all ranks.
+        plan: ``(layers, cost) -> tasks``, in the order in which they are submitted (without
+            ``queues`` also the order of sending). The plan must be equal on all ranks.
         overlaps: whether messages are sent during backward.
         slices: whether tensors may be cut.
         early: whether a layer's next forward may start before all gradients have arrived.

@@ -1,4 +1,4 @@
-"""Stale synchronous parallel: the fastest worker may be ``bound`` steps ahead of the slowest.
+"""Stale synchronous parallel: a worker may be up to ``bound`` steps ahead of the slowest.
 
 References:
     Ho et al., `More effective distributed ML via a stale synchronous parallel parameter server
@@ -16,7 +16,7 @@ def ssp(bound: int) -> Synchrony:
     """Let a worker wait only while it is more than ``bound`` steps ahead of the slowest worker.
 
     Args:
-        bound: with 0 workers read the same models as with bsp; with more they read older models.
+        bound: if it is 0, workers read the same models as with bsp; if higher, maybe older ones.
 
     Example: ``ssp(0)``, ``ssp(2)``.
     """

@@ -86,7 +86,7 @@ class Winners:
         return route_by_nbytes[min(distance, key=distance.__getitem__)]
 
     def refusal(self, ranks: int) -> str:
-        """Return why the report has no route for this number of ranks; empty if it has one."""
+        """Return why the report has no route for these ranks; empty if it has one or ranks is 1."""
         if ranks == 1 or ranks in self.by_size:
             return ""
         known = ", ".join(map(str, sorted(self.by_size)))

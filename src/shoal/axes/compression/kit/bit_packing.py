@@ -1,8 +1,8 @@
 """Pack codes of a few bits into bytes, for example eight codes of one bit into one byte.
 
 An unpacked code is one byte. A packed byte holds 8, 4 or 2 codes of 1, 2 or 4 bits, the first code
-in its lowest bits. Other widths are split into these: of codes of 6 bits, a message first holds the
-low 4 bits of all codes, then the high 2 bits of all codes.
+in its lowest bits. Codes of 8 bits stay as they are. Other widths are split: of codes of 6 bits, a
+message first holds the low 4 bits of all codes, then the high 2 bits of all codes.
 
 Torch has no operation that packs. But if several unpacked codes are viewed as one integer (a word)
 and multiplied by a sum of powers of two, the highest byte of the product is the packed byte. With

@@ -41,7 +41,7 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
     starts = ends - bits
     total = int(ends[-1]) if len(text) else 0
     words = _words(lengths).index_select(0, index)
-    words <<= 24 - (starts & 7).to(torch.int32) - bits  # to its place in three bytes
+    words <<= 24 - (starts & 7).to(torch.int32) - bits  # move it to its place in three bytes
     first = starts >> 3
     stream = torch.zeros(-(-total // 8) + 2, dtype=torch.int32, device=text.device)
     for place, shift in enumerate((16, 8, 0)):  # codewords do not overlap: adding is OR
@@ -53,7 +53,7 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
 
 
 def decode(coded: Coded, count: int) -> Tensor:
-    """Return the ``count`` bytes of the text; zeros after the stream are ignored."""
+    """Return the ``count`` bytes of the text; padding at the end of the stream is ignored."""
     lengths, spans, stream = coded
     if count == 0:
         return stream.new_zeros(0)
@@ -62,8 +62,9 @@ def decode(coded: Coded, count: int) -> Tensor:
     symbols = order[torch.searchsorted(starts, prefixes, right=True) - 1]
     table = symbols.to(torch.int32) | (lengths[symbols].to(torch.int32) << 8)  # (2 ** width,)
     padded = torch.cat([stream, stream.new_zeros(3)]).to(torch.int32)
-    windows = (padded[:-2] << 16) | (padded[1:-1] << 8) | padded[2:]  # 24 bits from each byte
-    position = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): next bit of each
+    # windows[i] are the 24 bits that begin at byte i
+    windows = (padded[:-2] << 16) | (padded[1:-1] << 8) | padded[2:]
+    position = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): next bit to read of each
     text = torch.empty(min(CHUNK, count), len(spans), dtype=torch.uint8, device=stream.device)
     for row in text:
         prefix = windows.index_select(0, (position >> 3).clamp_(max=len(windows) - 1))
@@ -106,12 +107,12 @@ def huffman(byte_counts: Tensor) -> Tensor:
         bits = _depths(frequency)
         if max(bits.values(), default=0) <= LONGEST:
             break
-        frequency = {b: (n + 1) // 2 for b, n in frequency.items()}  # for a lower tree
+        frequency = {b: (n + 1) // 2 for b, n in frequency.items()}  # makes the tree less deep
     return _lengths(bits, byte_counts)
 
 
 def elias(byte_counts: Tensor) -> Tensor:
-    """Return Elias' gamma codeword lengths: 1 for the most frequent byte, then 3, 3, 5, ..."""
+    """Return Elias' gamma codeword lengths, the most frequent byte first: 1, 3, 3, 5, ... 16."""
     frequency = byte_counts.tolist()
     ranked = sorted((b for b in range(256) if frequency[b]), key=lambda b: (-frequency[b], b))
     bits = {byte: 2 * rank.bit_length() - 1 for rank, byte in enumerate(ranked, start=1)}

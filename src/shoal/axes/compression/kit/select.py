@@ -3,6 +3,8 @@
 1. Estimate from a sample a bound that slightly more than k entries reach.
 2. Collect all entries that reach the bound, in one pass.
 3. Return the top k of these. If fewer than k reach the bound, return the top k of all entries.
+
+For a short tensor or a large k, steps 1 and 2 are left out.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from shoal.axes.scheduling.schedule import Event, Layer, Slice, Task
 
 GRAIN = 16  # slices start at multiples of 16 bytes, so no number of any dtype is split
-SPARE = 16  # a message of several layers may have 1/16 more bytes than its size
+SPARE = 16  # a message of whole layers may have 1/16 more bytes than ``size``
 
 
 def whole(layers: Sequence[Layer], index: int) -> Slice:
@@ -39,7 +39,7 @@ def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
 
 
 def message(layers: Sequence[Layer], group: Sequence[int]) -> Task:
-    """Return a message of whole layers, ready after backward of its first, due at the update."""
+    """Return a message of whole layers, ready after backward of the first, due at the update."""
     slices = tuple(whole(layers, index) for index in group)
     return Task(slices, "reduce", Event("backward", min(group)), Event("update"))
 
@@ -48,7 +48,7 @@ def blocks(layers: Sequence[Layer], size: int) -> Iterator[tuple[Slice, ...]]:
     """Yield messages of about ``size`` bytes, from the last layer to the first.
 
     Small layers are fused up to 17/16 of ``size``, so that a matrix of exactly ``size`` bytes and
-    its bias are one message. A layer with more bytes is cut.
+    its bias are one message. A layer with more than 17/16 of ``size`` is cut.
     """
     most = size + size // SPARE
     for group in fill(layers, most):
