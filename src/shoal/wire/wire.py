@@ -1,7 +1,7 @@
 """The interface of all wires, which answer the asks of algorithms.
 
 An algorithm is a flow (:mod:`shoal.flow`): a generator that yields an ask, such as
-``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication, and most wires
+``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication and may
 return before it is done; ``wait`` blocks until the answer is complete::
 
     flow                      runtime                          wire
@@ -9,7 +9,7 @@ return before it is done; ``wait`` blocks until the answer is complete::
                               (backward goes on meanwhile)
     mean = <-             <-  flow.send(pending.wait())    <-  work.wait(), sum / size
 
-Every rank must issue the same asks in the same order, because messages carry no name.
+Every rank must issue the same asks in the same order, because asks are matched by their order.
 
 The wires: ``null`` (one worker), ``collective`` (a process group), ``queued`` (a process group with
 send queues), ``neighbours`` (gossip), ``server`` (parameter servers) and, in the runtime,
@@ -154,7 +154,7 @@ class TracedWire:
 
 
 def notifies(pending: Pending, arrived: Callable[..., None]) -> bool:
-    """Have ``arrived`` called when the work is done; return False if the work cannot do this."""
+    """Have ``arrived`` called when the last work is done; return False if that is impossible."""
     if not (isinstance(pending, PendingWork) and pending.works and pending.signals):
         return False
     pending.works[-1].get_future().add_done_callback(arrived)
@@ -204,7 +204,7 @@ def unpack_all(buffer: Tensor, like: Sequence[Parts]) -> list[Parts]:
 
 
 def mean_of_messages(asks: Sequence[Gather], buffers: Iterable[tuple[Tensor, float]]) -> Any:
-    """Return the weighted mean for each ask; for one ask only the mean itself, else a tuple.
+    """Return the weighted mean of a single ask, or the tuple of the means of several asks.
 
     ``buffers`` has (packed messages of all asks, weight) for each worker.
     """
