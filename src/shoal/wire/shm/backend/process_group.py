@@ -110,7 +110,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         """Do nothing: every group counts from zero."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of collectives and messages inside a node; that of gloo does not change."""
+        """Set the timeout of collectives and messages inside a node; gloo's does not change."""
         self._barrier.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -459,9 +459,9 @@ def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = N
     """Return a flat tensor of zeros; for a ``shoal`` group it is in shared memory.
 
     Every rank of a ``shoal`` group must call this, in the same order and with the same arguments.
-    all_reduce of the tensor, or of a contiguous part of it, then reduces, inside a node, in place without a copy.
-    The memory is freed when group and tensor are both deleted. For any other group the tensor is an
-    ordinary one. ``group`` None is the default group.
+    all_reduce of the tensor, or of a contiguous part of it, then reduces in place without a copy
+    inside a node. The memory is freed when group and tensor are both deleted. For any other group
+    the tensor is an ordinary one. ``group`` None is the default group.
     """
     group = group if group is not None else dist.group.WORLD
     if isinstance(group, ShoalGroup):

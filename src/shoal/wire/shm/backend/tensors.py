@@ -1,7 +1,8 @@
 """Convert tensors to the form that the backend needs: flat, contiguous, detached, on the CPU.
 
 A tensor created in inference mode can be written only in that mode, but the thread that runs
-asynchronous collectives is not in that mode. So that thread gets a normal tensor with the same memory.
+asynchronous collectives is not in that mode. So :func:`flatten` returns a normal tensor with the
+same memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FLAT = (1,)  # the stride of a contiguous tensor of one dimension
 def flatten(tensor: Tensor, call: str) -> Tensor:
     """Return the tensor flat and contiguous: with the same memory if possible, else a copy.
 
-    A copy is needed if the tensor is not contiguous, or is a lazy view (``conj``, ``imag``).
+    A copy is needed if the tensor is not contiguous, or is a lazy conjugate or negative.
 
     Raises:
         BadArgument: the tensor is not a dense CPU tensor.

@@ -61,7 +61,7 @@ class Slots:
         self.turn = (self.turn + 1) % TURNS
 
     def rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
-        """Call :meth:`next`, yield (start, count), for each round of up to ``most``; at least one."""
+        """For each round of up to ``most``, call :meth:`next` and yield (start, count)."""
         if total <= most:
             self.next()
             yield 0, total

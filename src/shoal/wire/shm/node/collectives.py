@@ -1,11 +1,13 @@
 """The collectives between ranks that share memory.
 
-Each collective is a loop of rounds. In a round every sender writes its part into its slot; all wait at
-the barrier, and the receivers read or combine what was written. Each rank has two slots, so a round needs
-only one barrier (``memory/buffers.py``). Long parts of scatter and all_to_all, and of all_gather
-between two ranks, are read from the sender's memory instead, if the kernel allows it
-(``memory/cma.py``): the senders write the addresses into their slots; barrier; the others read;
-barrier; then the senders may change the memory.
+Each collective is a loop of rounds. In a round every sender writes its part into its slot; all wait
+at the barrier; the receivers read or combine what was written. Each rank has two slots, so a round
+needs only one barrier (``memory/buffers.py``). There are two exceptions:
+
+- all_reduce may use two phases (``node/reduce.py``), or shared buffers instead of slots.
+- Long parts of scatter and all_to_all, and of all_gather between two ranks, are read from the
+  sender's memory, if the kernel allows it (``memory/cma.py``): the senders write the addresses into
+  their slots; barrier; the others read; barrier; then the senders may change the memory.
 
 Memory to copy is given as addresses, elements to combine as flat contiguous detached tensors. Ranks
 compare ``signature`` at the first barrier. All ranks must call the same method together.

@@ -98,7 +98,7 @@ class P2P:
             self._waiters -= 1
 
     def _progress(self, done: Callable[[], bool], spins: int = 0) -> None:
-        """Send and receive what is possible; if nothing is, wait up to 50 ms for this rank's bell."""
+        """Send and receive what is possible; if nothing is, wait for this rank's bell or 50 ms."""
         headers = self._barrier.headers
         bell = headers.bell()
         with self._lock:
@@ -153,7 +153,7 @@ class P2P:
         return None
 
     def _awaited_peers(self, work: P2PWork) -> list[int]:
-        """Return the ranks that a message waits for; if from any source, the living ones, or all if none lives."""
+        """Return the ranks that a message waits for; if from any source, those alive (or all)."""
         if work.peer is not None:
             return [work.peer]
         headers = self._barrier.headers
