@@ -206,7 +206,7 @@ def accept_loop(
 def authenticate(
     connection: socket.socket, host: str, *, token: str, generation: int
 ) -> tuple[Channel, int] | None:
-    """Return the client's channel and worker; if its hello is wrong, disconnect, return None."""
+    """Return the client's channel and worker; close it and return None if the hello is wrong."""
     channel = Channel(connection, f"client {host}")
     with suppress(FaultError):
         hello = channel.receive_hello(HELLO_SECONDS)

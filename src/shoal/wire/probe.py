@@ -87,7 +87,7 @@ def probe(
 
 
 def blank(nbytes: int, device: torch.device) -> Tensor:
-    """Return float32 zeros of ``nbytes``, at least one; of zeros, all sums stay finite."""
+    """Return a float32 tensor of ``nbytes``, at least one number: zeros, so sums stay finite."""
     return torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
 
 

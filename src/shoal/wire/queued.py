@@ -148,7 +148,7 @@ class RunningSum:
 class QueuedMessage(NamedTuple):
     """A message in a send queue, which is ordered by urgency, then by ``entry``.
 
-    ``entry`` is the number of messages queued before it, so the heap never compares tensors.
+    ``entry`` is the number of messages queued before; it is unique, so tensors are not compared.
     """
 
     urgency: int

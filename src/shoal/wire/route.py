@@ -97,7 +97,7 @@ def _adjacent(chunks: Sequence[int]) -> bool:
 
 
 def _run_round(chunked: ChunkedTensor, own_round: RankRound, group: Group, tag: int) -> None:
-    """Send and receive the messages of a round together; then write those in extra buffers."""
+    """Send and receive the messages of a round at once; then write extra buffers to the tensor."""
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
     for peer, receives in own_round.receives.items():

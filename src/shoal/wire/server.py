@@ -185,7 +185,7 @@ def check_homes(homes: Mapping[str, int], names: Sequence[str]) -> None:
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the numbers and bools in each parameter group, such as ``lr``, which may change.
+    """Return the numbers and bools of each parameter group, such as ``lr``; they may change.
 
     A tensor with one element, such as ``lr=torch.tensor(0.1)``, is returned as a number.
     """

@@ -1,8 +1,8 @@
 """The interface of all wires, which answer the asks of algorithms.
 
 An algorithm is a flow (:mod:`shoal.flow`): a generator that yields an ask, such as
-``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication and may
-return before it is done; ``wait`` blocks until the answer is complete::
+``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication and may return
+before it is done; ``wait`` blocks until the answer is complete::
 
     flow                      runtime                          wire
     yield Mean(gradient)  ->  pending = wire.ask(ask)      ->  dist.all_reduce(..., async_op=True)
@@ -42,7 +42,8 @@ class Wire(Protocol):
 
     Attributes:
         size: number of workers.
-        blocks: if True, ``ask`` itself waits for the network, so overlap needs another thread.
+        blocks: if True, ``ask`` may wait for the network even for a ``Mean``, so overlap needs
+            another thread.
     """
 
     size: int

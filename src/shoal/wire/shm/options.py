@@ -13,7 +13,7 @@ from shoal.errors import BadArgument
 SEGMENT_MB = "SHOAL_SHM_MB"
 """Environment variable: the largest size of a group's segment, in megabytes."""
 DIRECT_MB = "SHOAL_SHM_DIRECT_MB"
-"""Environment variable: the least MB of a message that may be read from the sender's memory."""
+"""Environment variable: the least size, in MB, of messages read from the sender's memory."""
 _SEGMENT_MB_DEFAULT = 256.0
 _DIRECT_MB_DEFAULT = 1.0  # from this size on, one copy costs more time than one more barrier
 NEVER = sys.maxsize  # a size that no message reaches, so none is read from the sender's memory

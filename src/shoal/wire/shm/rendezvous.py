@@ -95,7 +95,7 @@ def segment_layout(size: int, limit_nbytes: int) -> SegmentLayout:
     Raises:
         BadArgument: the limit is too small for ``size`` ranks.
     """
-    # size**2 rings, most of them unused, so the cells of all get about _RINGS_NBYTES at most
+    # size**2 rings, most of them unused, so all their cells get about _RINGS_NBYTES at most
     most = _RINGS_NBYTES // (CELLS * size**2) // ALIGN * ALIGN
     slot, cell = _SLOT_NBYTES, max(min(_CELL_NBYTES, most), ALIGN)
     while (layout := SegmentLayout(size, slot, cell)).nbytes > limit_nbytes:
@@ -200,7 +200,7 @@ def _share_segment(
 
 
 def _group_by_node(keys: Sequence[str], accesses: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each node; a rank that did not map the segment is a node of its own."""
+    """Return the ranks of each node (one key); a rank without the segment is its own node."""
     nodes: dict[str, list[int]] = {}
     for rank, (key, access) in enumerate(zip(keys, accesses, strict=True)):
         nodes.setdefault(key if access != _UNMAPPED else f"rank {rank}", []).append(rank)

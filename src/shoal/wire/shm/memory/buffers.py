@@ -61,7 +61,7 @@ class Slots:
         self.turn = (self.turn + 1) % TURNS
 
     def rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
-        """For each round of up to ``most``, call :meth:`next` and yield (start, count)."""
+        """Yield (start, count) of one or more rounds of up to ``most``, each after :meth:`next`."""
         if total <= most:
             self.next()
             yield 0, total

@@ -69,7 +69,7 @@ class P2PWork(Work):
         return super().wait()
 
     def source_rank(self) -> int:
-        """Return ``peer``, for a receive the sender; -1 if it is not known yet."""
+        """Return the other rank, of a receive the sender; -1 if it is not known yet."""
         return -1 if self.peer is None else self.peer
 
     _source_rank = source_rank
