@@ -180,7 +180,7 @@ class MultiNodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` at ``source`` of each rank r to ``targets[r]``; without targets, only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``; without targets, only send."""
         self.barrier(signature)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
         with self._gloo_errors(signature):

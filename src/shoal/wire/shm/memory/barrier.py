@@ -94,7 +94,7 @@ class RankHeaders:
         return int(self.words[(HEADER_NBYTES * rank + _STATUS) >> 2])
 
     def set_status(self, status: int, reason: str = "") -> None:
-        """If still ``PRESENT``, set this rank's status to ``LEFT`` or ``FAILED``; wake all ranks."""
+        """If still ``PRESENT``, set this rank to ``LEFT`` or ``FAILED``, and wake all ranks."""
         if self.status(self.rank) != PRESENT:
             return
         header = HEADER_NBYTES * self.rank

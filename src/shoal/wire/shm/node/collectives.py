@@ -138,7 +138,7 @@ class NodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` at ``source`` of each rank r to ``targets[r]``; without targets, only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``; without targets, only send."""
         targets = targets or ()
         others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
         ranges = [(target, nbytes) for _, target in others]

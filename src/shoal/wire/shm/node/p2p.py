@@ -127,7 +127,7 @@ class P2P:
                 self._progress(idle)
 
     def _fail_undeliverable(self) -> None:
-        """Fail messages whose peer is dead or has left, or that timed out; all if one is partial."""
+        """Fail messages whose peer is dead or left, or that timed out; all if one is partial."""
         with self._lock:
             pending = list(self._queues.pending())
             failed = [(work, error) for verb, work in pending if (error := self._fault(verb, work))]
@@ -153,7 +153,7 @@ class P2P:
         return None
 
     def _awaited_peers(self, work: P2PWork) -> list[int]:
-        """Return the ranks that a message waits for: its peer, else those alive, else all others."""
+        """Return the ranks that a message waits for: its peer, else the living, else all others."""
         if work.peer is not None:
             return [work.peer]
         headers = self._barrier.headers
