@@ -94,7 +94,7 @@ class Channel:
         return Message(kind, facts, [self._tensor(dtype, shape) for dtype, shape in layouts])
 
     def receive_hello(self, seconds: float) -> Hello:
-        """Return the hello, which must arrive within ``seconds``; PeerLost if it is none."""
+        """Return the hello, which must arrive in ``seconds``; PeerLost for any other message."""
         kind, facts, layouts = self._header(MAX_HELLO_BYTES, time.monotonic() + seconds)
         values = tuple(facts.get(name) for name in Hello._fields)
         if kind != "hello" or layouts or not all(map(isinstance, values, (str, int, int))):
@@ -132,7 +132,7 @@ class Channel:
         return torch.frombuffer(self._read(nbytes), dtype=kind).view(shape)
 
     def _read(self, nbytes: int, end: float | None = None) -> bytearray:
-        """Read exactly ``nbytes``, until the deadline ``end``; None: with the socket's timeout."""
+        """Read exactly ``nbytes`` before the time ``end``; if None, with the socket's timeout."""
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         while view:
@@ -161,7 +161,10 @@ class Channel:
 
 
 def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) -> Channel:
-    """Connect to a listener, send the hello, and return the channel; ``seconds`` is its timeout."""
+    """Connect to a listener, send the hello, and return the channel.
+
+    ``seconds`` is the timeout of connecting, and later of each wait for the listener.
+    """
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
     except OSError as error:
@@ -173,7 +176,7 @@ def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) ->
 
 
 def listen(local: bool) -> socket.socket:
-    """Return a socket that listens on a free port, of loopback only if ``local``."""
+    """Return a socket that listens on a free port; if ``local``, only on the loopback interface."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1" if local else "", 0))
     listener.listen(1024)
@@ -203,7 +206,7 @@ def accept_loop(
 def authenticate(
     connection: socket.socket, host: str, *, token: str, generation: int
 ) -> tuple[Channel, int] | None:
-    """Return the client's channel and worker number; close it and return None if refused."""
+    """Return the client's channel and worker; close it and return None if the hello is wrong."""
     channel = Channel(connection, f"client {host}")
     with suppress(FaultError):
         hello = channel.receive_hello(HELLO_SECONDS)

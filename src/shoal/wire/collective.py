@@ -1,4 +1,4 @@
-"""The wire of a process group: it answers ``Mean`` by all-reduce, most other asks by all-gather."""
+"""A process group's wire: ``Mean`` is an all-reduce, ``Gather`` and ``Rows`` are all-gathers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ Route: TypeAlias = Callable[[Tensor], None]
 
 
 class CollectiveWire:
-    """Answers asks with the collectives of a torch process group, asynchronous where possible.
+    """Answers asks by communication in a torch process group.
+
+    ``Gather``, and ``Mean`` without ``route``, run in the background; other asks block.
 
     Args:
         group: the process group; None for all ranks.
         weighted: if True, each worker has scaled its messages by its weight, and the weights sum to
             one; so sums are not divided by the number of workers.
-        route: sums a tensor instead of the backend's all-reduce.
-        two_step: runs the reduce-scatter of ``Scatter`` and the all-gather of ``Spread``.
+        route: sums the tensor of a ``Mean``; None: the backend's all-reduce does it.
+        two_step: answers ``Scatter`` and ``Spread``; None: these asks raise UsageError.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class CollectiveWire:
         self.route, self.two_step, self.blocks = route, two_step, route is not None
 
     def ask(self, ask: Ask) -> Pending:
-        """Begin to answer an ask; several asks (``All``) are sent as one message if possible."""
+        """Begin to answer an ask; some asks of an ``All`` are sent together, see ``_all``."""
         match ask:
             case Mean(tensor):
                 return self._mean(tensor)
@@ -96,7 +98,7 @@ class CollectiveWire:
         return PendingWork(works, lambda: mean_of_messages(asks, ((b, weight) for b in buffers)))
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Return the mean of sparse tensors; each rank may have other rows.
+        """Return the mean of sparse tensors; the ranks may have different rows.
 
         1. Gather the number of rows of each rank.
         2. Pad indices and values to the largest number, and gather them.
@@ -124,7 +126,7 @@ class CollectiveWire:
         return total if self.weighted else total / self.size
 
     def _all(self, asks: tuple[Ask, ...]) -> Pending:
-        """Send asks of one kind as one message; send asks of mixed kinds one by one."""
+        """Send all as one message if all are gathers, folds, or means of one dtype; else singly."""
         if len(asks) == 1:
             return PendingAll((self.ask(asks[0]),))
         sums = [ask for ask in asks if isinstance(ask, Mean)]
@@ -153,8 +155,9 @@ class CollectiveWire:
 def fold(asks: Sequence[Fold], group: Group) -> tuple[Folded, ...]:
     """Merge the messages of all ranks pairwise along a binary tree; return when this is done.
 
-    1. Reduce: on each edge of the tree one rank sends its message, and the other merges it into its
-       own and keeps what the merge dropped. At the end rank 0 has the merge of all messages.
+    1. Reduce: on each edge of the tree one rank sends what it has merged so far, and the other
+       merges this into its own and keeps what the merge dropped. At the end rank 0 has the merge
+       of all messages.
     2. Broadcast: rank 0 sends the result to all ranks.
 
     Each edge sends all asks in one message. Every ask must have the same sizes on all ranks.

@@ -29,7 +29,7 @@ class NeighbourWire:
         self.weights = [float(w) for w in row]
 
     def ask(self, ask: Ask) -> Pending:
-        """Begin to answer an ask; several ``Gather`` asks are sent as one message."""
+        """Begin to answer an ask; an ``All`` of only ``Gather`` asks is sent as one message."""
         match ask:
             case Mean(tensor):
                 return self._mean(tensor)

@@ -7,7 +7,7 @@ from shoal.wire.wire import Pending, Ready
 
 
 class NullWire:
-    """Answers every ask with the worker's own message, so that one worker needs no other code."""
+    """Answers every ask from the worker's own message; so a single worker needs no other code."""
 
     size = 1
     blocks = False

@@ -2,8 +2,8 @@
 
 A message is timed with the code that later runs the routes (``run_rounds``): each rank sends to
 rank + 1, receives from rank - 1 and adds what it received. So the time of this code is included.
-The result is the median of the slowest rank. All ranks get it by an all-reduce, so their numbers
-are equal bit for bit and they make the same choices.
+The times of the slowest rank count (in ``probe``, the largest of the ranks' medians). All ranks get
+them by an all-reduce, so their numbers are equal bit for bit and they make the same choices.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shoal.wire.route import Group, RankRound, run_rounds
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
 _REPEATS = 7
-_MAX_TURNS = 25  # of a race
-_MIN_TURNS = 3  # before a race drops slow calls
+_MAX_TURNS = 25  # of a race, after its first turn
+_MIN_TURNS = 3  # a race drops slow calls after so many turns, or after a first turn that is long
 _DROP_FACTOR = 1.5  # a race drops a call that takes longer than this times the fastest
 _MIN_SECONDS = 1.5  # a race ends after this, if it had _MIN_TURNS
 _MAX_SECONDS = 6.0  # a race ends after this in any case
@@ -45,7 +45,10 @@ class Curve(NamedTuple):
     points: tuple[tuple[float, float], ...]
 
     def cost(self, nbytes: float) -> float:
-        """Return the seconds of ``nbytes``; above the last point, by the mean slope."""
+        """Return the seconds of ``nbytes``; below the first point, the seconds of that point.
+
+        Above the last point the curve goes on with the mean slope of all points.
+        """
         (first, least), (last, most) = self.points[0], self.points[-1]
         if nbytes <= first:
             return least
@@ -84,7 +87,7 @@ def probe(
 
 
 def blank(nbytes: int, device: torch.device) -> Tensor:
-    """Return a float32 tensor of ``nbytes`` to be timed: zeros, so that sums stay finite."""
+    """Return a float32 tensor of ``nbytes``, at least one number: zeros, so sums stay finite."""
     return torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
 
 
@@ -100,9 +103,9 @@ def in_a_row(nbytes: int, most: int = 8) -> int:
 def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[float]:
     """Time calls in turns, and return the median seconds of each; infinity for dropped calls.
 
-    A call much slower than the fastest is dropped: after a few turns, or after the first turn if
-    that takes long. After each turn all ranks get the times of the slowest rank, so all drop the
-    same calls. All ranks must call this function.
+    A call much slower than the fastest is dropped: after the first turn if that takes long, and
+    after every turn when there have been a few. After each turn all ranks get the times of the
+    slowest rank, so all drop the same calls. All ranks must call this function.
     """
     timings: list[list[float]] = [[] for _ in calls]
     running, spent = list(range(len(calls))), 0.0

@@ -6,7 +6,7 @@ messages are ready for one peer, the most urgent one is sent next, not the one t
     rank 3 ---> rank 2 [ send queue to rank 0: sum 7, sum 5, sum 4 ] ---> rank 0
                                                 ^ goes next
 
-So ranks send messages in different orders, and a receiver cannot know which message comes next.
+So ranks may send messages in different orders, and a receiver cannot know which message comes next.
 Therefore every message carries the number of its sum. Sums are numbered in the order in which they
 begin, which is the same on every rank.
 
@@ -71,7 +71,7 @@ class GroupLinks:
         self._group, self._tag = group, tag
 
     def send(self, peer: int, number: int, message: Tensor) -> None:
-        """Send a header (number, bytes), then the message."""
+        """Send a header (number, size in bytes), then the message."""
         raw = message.detach().cpu().view(torch.uint8)
         send = partial(dist.isend, group=self._group, tag=self._tag, group_dst=peer)
         for work in (send(torch.tensor([number, raw.numel()])), send(raw)):
@@ -113,8 +113,8 @@ class RunningSum:
         """Do as many rounds as possible; return the (peer, message) pairs to send now.
 
         All messages of a round can be sent when the round begins. The received messages of a round
-        are written into the tensor when all of them have arrived and all returned messages are
-        sent, because a message to send may be a view of the tensor.
+        are written into the tensor when all of them have arrived and all messages that this method
+        has returned so far are sent, because a message to send may be a view of the tensor.
         """
         ready: list[tuple[int, Tensor]] = []
         while self._round < len(self.rounds):
@@ -146,7 +146,10 @@ class RunningSum:
 
 
 class QueuedMessage(NamedTuple):
-    """A message in a send queue; the queue is ordered by urgency, then by ``entry``, a count."""
+    """A message in a send queue, which is ordered by urgency, then by ``entry``.
+
+    ``entry`` is the number of messages queued before; it is unique, so tensors are not compared.
+    """
 
     urgency: int
     entry: int
@@ -157,7 +160,7 @@ class QueuedMessage(NamedTuple):
 class QueuedRoute:
     """The send queues of one rank: for each peer one thread sends and one receives.
 
-    ``plan`` returns this rank's rounds of the route for a tensor; the route is equal on all ranks.
+    ``plan`` returns this rank's rounds of the route for a tensor. All ranks need the same route.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class QueuedRoute:
         self._changed = threading.Condition()
         self._begun = self._entries = 0
         self._sums: dict[int, RunningSum] = {}
-        # by number of a sum that has not begun here: the (peer, message) received
+        # messages of sums that have not begun on this rank: number of the sum -> (peer, message)
         self._early: dict[int, list[tuple[int, Tensor]]] = {}
         self._queues: dict[int, list[QueuedMessage]] = {}
         self._expected: Counter[int] = Counter()
@@ -197,7 +200,7 @@ class QueuedRoute:
             return tuple(queued.sum.number for queued in sorted(self._queues.get(peer, ())))
 
     def close(self) -> None:
-        """End the threads; call it only when no sum is under way."""
+        """End the threads, waiting up to 5 s for each; call it only when no sum is under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -86,7 +86,7 @@ class ChunkedTensor(NamedTuple):
         return self.tensor[first * n // self.chunks : (first + count) * n // self.chunks]
 
     def message(self, chunks: Sequence[int]) -> Tensor:
-        """Return these chunks as one tensor: a view if they are adjacent, else a copy."""
+        """Return these chunks as one tensor: a view if adjacent and ascending, else a copy."""
         if _adjacent(chunks):
             return self.part(chunks[0], len(chunks))
         return torch.cat([self.part(chunk) for chunk in chunks])
@@ -97,7 +97,7 @@ def _adjacent(chunks: Sequence[int]) -> bool:
 
 
 def _run_round(chunked: ChunkedTensor, own_round: RankRound, group: Group, tag: int) -> None:
-    """Send and receive the messages of a round at the same time, then write what was received."""
+    """Send and receive the messages of a round at once; then write extra buffers to the tensor."""
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
     for peer, receives in own_round.receives.items():
@@ -123,7 +123,8 @@ def _direct_buffer(
 ) -> Tensor | None:
     """Return a view of the chunks to receive, so that they need no other buffer.
 
-    Return None if a chunk is added, is also sent in this round, or if they are not adjacent.
+    Return None if a chunk is to be added or is also sent in this round, or if the chunks are not
+    adjacent and ascending.
     """
     chunks = [chunk for chunk, _ in receives]
     sent = {chunk for message in own_round.sends.values() for chunk in message}

@@ -1,7 +1,7 @@
 """The wire to parameter servers: with bsp they answer asks, with ssp and asp they update the model.
 
-A worker has one connection to each server. Each ask goes to one server; the servers take turns. In
-ssp and asp, each parameter is stored on one server, which is called its home.
+A worker has one connection to each server. With bsp, each ask goes to one server; the servers take
+turns. With ssp and asp, each parameter is stored on one server, which is called its home.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ServerConnection:
         self._early: dict[int, Message] = {}
 
     def receive(self, round: int) -> Message:
-        """Wait for the reply to ``round`` and return it; raise the error that the server sent."""
+        """Wait for the reply to ``round`` and return it; if the server sends an error, raise it."""
         while round not in self._early:
             message = self.channel.receive()
             if message.kind == "error":
@@ -185,7 +185,7 @@ def check_homes(homes: Mapping[str, int], names: Sequence[str]) -> None:
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the numbers in each parameter group, such as ``lr``, which a scheduler may change.
+    """Return the numbers and bools of each parameter group, such as ``lr``; they may change.
 
     A tensor with one element, such as ``lr=torch.tensor(0.1)``, is returned as a number.
     """
@@ -200,7 +200,7 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def error_of(peer: str, facts: Mapping[str, Any]) -> Exception:
-    """Return the exception that a server reported; PeerLost if its type is not one of these."""
+    """Return the exception that a server reported; PeerLost if its type is not listed below."""
     for kind in (PeerLost, ExchangeTimeout, LayoutMismatch, UsageError):
         if kind.__name__ == facts.get("type"):
             return kind(str(facts.get("text")))

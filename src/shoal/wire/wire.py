@@ -1,15 +1,15 @@
 """The interface of all wires, which answer the asks of algorithms.
 
 An algorithm is a flow (:mod:`shoal.flow`): a generator that yields an ask, such as
-``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication, and most wires
-return before it is done; ``wait`` blocks until the answer is complete::
+``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication and may return
+before it is done; ``wait`` blocks until the answer is complete::
 
     flow                      runtime                          wire
     yield Mean(gradient)  ->  pending = wire.ask(ask)      ->  dist.all_reduce(..., async_op=True)
                               (backward goes on meanwhile)
     mean = <-             <-  flow.send(pending.wait())    <-  work.wait(), sum / size
 
-Every rank must issue the same asks in the same order, because messages carry no name.
+Every rank must issue the same asks in the same order, because asks are matched by their order.
 
 The wires: ``null`` (one worker), ``collective`` (a process group), ``queued`` (a process group with
 send queues), ``neighbours`` (gossip), ``server`` (parameter servers) and, in the runtime,
@@ -42,7 +42,8 @@ class Wire(Protocol):
 
     Attributes:
         size: number of workers.
-        blocks: if True, ``ask`` itself waits for the network, so overlap needs another thread.
+        blocks: if True, ``ask`` may wait for the network even for a ``Mean``, so overlap needs
+            another thread.
     """
 
     size: int
@@ -154,7 +155,7 @@ class TracedWire:
 
 
 def notifies(pending: Pending, arrived: Callable[..., None]) -> bool:
-    """Have ``arrived`` called when the work is done; return False if the work cannot do this."""
+    """Have ``arrived`` called when the last work is done; return False if that is impossible."""
     if not (isinstance(pending, PendingWork) and pending.works and pending.signals):
         return False
     pending.works[-1].get_future().add_done_callback(arrived)
@@ -204,7 +205,7 @@ def unpack_all(buffer: Tensor, like: Sequence[Parts]) -> list[Parts]:
 
 
 def mean_of_messages(asks: Sequence[Gather], buffers: Iterable[tuple[Tensor, float]]) -> Any:
-    """Return the weighted mean for each ask; for one ask only the mean itself, else a tuple.
+    """Return the weighted mean of a single ask, or the tuple of the means of several asks.
 
     ``buffers`` has (packed messages of all asks, weight) for each worker.
     """

@@ -2,7 +2,8 @@
 
 From top to bottom: ``backend`` is the interface to torch, ``rendezvous`` connects the ranks,
 ``multinode`` communicates between nodes, ``node`` inside a node, and ``memory`` manages the shared
-memory. Importing this package loads neither torch nor the backend; creating the first group does.
+memory. Importing this package loads neither torch nor the backend. The backend is loaded with the
+first group, or when ``ShoalGroup`` or ``allocate`` is first used.
 """
 
 from __future__ import annotations

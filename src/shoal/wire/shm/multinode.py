@@ -72,7 +72,7 @@ def gloo_errors(operation: str, peer: str) -> Iterator[None]:
 
 
 class MultiNodeCollectives:
-    """The collectives of a group whose ranks are on several nodes; ``nodes`` lists their ranks."""
+    """The collectives of a group whose ranks are on several nodes; ``nodes``: the ranks of each."""
 
     def __init__(
         self, local: NodeCollectives, nodes: Sequence[Sequence[int]], rendezvous: NodeRendezvous
@@ -180,7 +180,7 @@ class MultiNodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``, for all r; None: only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``; without targets, only send."""
         self.barrier(signature)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
         with self._gloo_errors(signature):
@@ -210,7 +210,7 @@ class MultiNodeCollectives:
     def all_to_all(
         self, signature: bytes, sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
     ) -> None:
-        """Copy ``sources[r]`` to rank r, and what rank r sends to ``targets[r]``, for all r."""
+        """Send ``sources[r]`` to rank r, and receive ``targets[r]`` from it, for all r."""
         self.barrier(signature)
         sent, expected = [n for _, n in sources], [n for _, n in targets]
         self._check_sizes(sent, expected)
@@ -237,7 +237,7 @@ class MultiNodeCollectives:
             )
 
 
-TRIES = 4  # of each number of leaders and size; the fastest counts, because the first allocates
+TRIES = 4  # for each size and number of leaders; the fastest counts, as the first allocates
 
 
 class Leaders:
@@ -311,7 +311,7 @@ class GlooWork(Work):
         return self._done or bool(self._inner.is_completed())
 
     def source_rank(self) -> int:
-        """Return the rank that sent the message."""
+        """Return the rank that sent the received message."""
         return int(self._inner._source_rank())
 
     _source_rank = source_rank

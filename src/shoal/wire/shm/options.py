@@ -13,7 +13,7 @@ from shoal.errors import BadArgument
 SEGMENT_MB = "SHOAL_SHM_MB"
 """Environment variable: the largest size of a group's segment, in megabytes."""
 DIRECT_MB = "SHOAL_SHM_DIRECT_MB"
-"""Environment variable: messages of at least so many MB are read from the sender's memory."""
+"""Environment variable: the least size, in MB, of messages read from the sender's memory."""
 _SEGMENT_MB_DEFAULT = 256.0
 _DIRECT_MB_DEFAULT = 1.0  # from this size on, one copy costs more time than one more barrier
 NEVER = sys.maxsize  # a size that no message reaches, so none is read from the sender's memory
@@ -21,6 +21,8 @@ NEVER = sys.maxsize  # a size that no message reaches, so none is read from the 
 
 def segment_limit_nbytes() -> int:
     """Return the largest size of a segment: the option, but at most 1/4 of the available memory.
+
+    If the system does not report its available memory, the option alone counts.
 
     Raises:
         BadArgument: the option is not a positive number.
@@ -37,7 +39,7 @@ def segment_limit_nbytes() -> int:
 
 
 def direct_nbytes() -> int:
-    """Return from how many bytes on a message is read from the sender's memory.
+    """Return the least size in bytes of messages that may be read from the sender's memory.
 
     Raises:
         BadArgument: the option is not a number, or is negative.

@@ -90,12 +90,12 @@ class NodeSetup(NamedTuple):
 
 
 def segment_layout(size: int, limit_nbytes: int) -> SegmentLayout:
-    """Return a layout whose slots and cells have the default size, halved until it fits the limit.
+    """Return a layout within the limit; slots and cells are halved until it fits.
 
     Raises:
         BadArgument: the limit is too small for ``size`` ranks.
     """
-    # size**2 rings, most of them unused, so together they get at most _RINGS_NBYTES
+    # size**2 rings, most of them unused, so all their cells get about _RINGS_NBYTES at most
     most = _RINGS_NBYTES // (CELLS * size**2) // ALIGN * ALIGN
     slot, cell = _SLOT_NBYTES, max(min(_CELL_NBYTES, most), ALIGN)
     while (layout := SegmentLayout(size, slot, cell)).nbytes > limit_nbytes:
@@ -200,7 +200,7 @@ def _share_segment(
 
 
 def _group_by_node(keys: Sequence[str], accesses: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each node: those of one key that mapped its segment; any other alone."""
+    """Return the ranks of each node (one key); a rank without the segment is its own node."""
     nodes: dict[str, list[int]] = {}
     for rank, (key, access) in enumerate(zip(keys, accesses, strict=True)):
         nodes.setdefault(key if access != _UNMAPPED else f"rank {rank}", []).append(rank)

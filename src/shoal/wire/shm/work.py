@@ -1,7 +1,7 @@
 """The work that a collective returns, and the queue that runs a group's collectives in order.
 
-A synchronous call runs at once in the caller's thread if the queue is empty. Calls with
-``async_op=True`` are queued, and a thread of the group runs them in the background. Collectives
+A synchronous call runs at once in the caller's thread if no other collective is queued or runs.
+All other calls are queued, and a thread of the group runs them in the background. Collectives
 always run in the order of calls. The thread of the queue also runs the callbacks of futures; if a
 callback waits for another collective, the thread runs queued collectives until that one is done.
 """
@@ -112,7 +112,7 @@ class Work(TorchWork):
 
 
 class QueueFuture(torch.futures.Future[Any]):
-    """A future for which a callback, which runs in the thread of the queue, can wait."""
+    """A future that callbacks in the thread of the queue may wait for without a deadlock."""
 
     def __init__(self, queue: WorkQueue) -> None:
         super().__init__()

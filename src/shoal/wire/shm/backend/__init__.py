@@ -1,4 +1,4 @@
 """The interface to torch: the registration of the ``shoal`` backend, and its process group.
 
-This package imports nothing; creating the first group imports the process group.
+The package itself imports nothing; ``process_group`` is imported when it is first needed.
 """

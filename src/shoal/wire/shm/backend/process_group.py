@@ -110,7 +110,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         """Do nothing: every group counts from zero."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of collectives and messages."""
+        """Set the timeout of collectives and messages inside a node; gloo's does not change."""
         self._barrier.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -152,7 +152,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         self._close()
 
     def abort(self) -> None:
-        """Leave the group at once; other ranks that wait in it get an error."""
+        """Leave the group as failed; other ranks of this node that wait in it get an error."""
         if self._pid == os.getpid():
             self._barrier.headers.set_status(FAILED, "the group was aborted")
         self._close()
@@ -275,14 +275,14 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None
     ) -> Work:
-        """Run several flat all_gathers, one after the other."""
+        """Run an all_gather_into_tensor for each pair; return the work of the last one."""
         pairs = zip(outputs, inputs, strict=True)
         works = [self._allgather_base(output, input, opts) for output, input in pairs]
         return works[-1] if works else Work([], done=True)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    # Collectives that copy: ranks get equal or different parts
+    # Other collectives that copy: broadcast, scatter and all_to_all
 
     def broadcast(self, tensors: Tensors | Tensor, opts: Any, *rest: Any) -> Work:
         """Copy the root's tensors to all ranks."""
@@ -369,7 +369,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks; the error names all ranks that did not arrive within ``timeout``."""
+        """Wait for all ranks; after ``timeout`` the error names all missing ranks of this node."""
         name, barrier = op_signature("monitored_barrier"), self._barrier
         default = barrier.seconds
 
@@ -459,9 +459,9 @@ def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = N
     """Return a flat tensor of zeros; for a ``shoal`` group it is in shared memory.
 
     Every rank of a ``shoal`` group must call this, in the same order and with the same arguments.
-    all_reduce of the tensor, or of a contiguous part of it, then reduces in place without a copy.
-    The memory is freed when group and tensor are both deleted. For any other group the tensor is an
-    ordinary one. ``group`` None is the default group.
+    all_reduce of the tensor, or of a contiguous part of it, then reduces in place without a copy
+    inside a node. The memory is freed when group and tensor are both deleted. For any other group
+    the tensor is an ordinary one. ``group`` None is the default group.
     """
     group = group if group is not None else dist.group.WORLD
     if isinstance(group, ShoalGroup):

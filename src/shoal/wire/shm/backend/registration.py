@@ -62,7 +62,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None, except for torch.distributed: a spec whose loader also registers."""
+        """Return None, but for ``_TORCH_MODULE`` a spec whose loader also registers the backend."""
         if name != _TORCH_MODULE:
             return None
         if self in sys.meta_path:

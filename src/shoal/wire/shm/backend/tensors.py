@@ -1,7 +1,8 @@
 """Convert tensors to the form that the backend needs: flat, contiguous, detached, on the CPU.
 
 A tensor created in inference mode can be written only in that mode, but the thread that runs
-asynchronous collectives is not in that mode. So it gets a normal tensor with the same memory.
+asynchronous collectives is not in that mode. So :func:`flatten` returns a normal tensor with the
+same memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _FLAT = (1,)  # the stride of a contiguous tensor of one dimension
 
 
 def flatten(tensor: Tensor, call: str) -> Tensor:
-    """Return the tensor flat and contiguous: with the same memory if it is contiguous, else a copy.
+    """Return the tensor flat and contiguous: with the same memory if possible, else a copy.
+
+    A copy is needed if the tensor is not contiguous, or is a lazy conjugate or negative.
 
     Raises:
         BadArgument: the tensor is not a dense CPU tensor.
@@ -47,7 +50,7 @@ def flatten_output(tensor: Tensor, call: str) -> Tensor:
     """Flatten a tensor that the call writes to; :func:`restore` must copy the result back.
 
     Raises:
-        BadArgument: several elements of the tensor have the same address.
+        BadArgument: as in :func:`flatten`; or a stride is 0, so elements have the same address.
     """
     flat = flatten(tensor, call)
     if flat is not tensor and tensor.numel() > 0:

@@ -50,7 +50,7 @@ sched_yield = getattr(os, "sched_yield", lambda: None)
 
 
 def op_signature(text: str) -> bytes:
-    """Return ``text`` as bytes of the fixed size that :meth:`Barrier.begin` needs."""
+    """Return ``text`` as bytes, cut or padded to the size that :meth:`Barrier.begin` needs."""
     return text.encode()[:SIGNATURE_NBYTES].ljust(SIGNATURE_NBYTES)
 
 
@@ -94,7 +94,7 @@ class RankHeaders:
         return int(self.words[(HEADER_NBYTES * rank + _STATUS) >> 2])
 
     def set_status(self, status: int, reason: str = "") -> None:
-        """Set this rank's status, once, to ``LEFT`` or ``FAILED``, and wake all ranks."""
+        """If still ``PRESENT``, set this rank to ``LEFT`` or ``FAILED``, and wake all ranks."""
         if self.status(self.rank) != PRESENT:
             return
         header = HEADER_NBYTES * self.rank
@@ -119,7 +119,8 @@ class RankHeaders:
     def ring_bell(self, rank: int) -> None:
         """Change the bell of a rank and wake it, because there is something new for it.
 
-        Each rank writes values that no other rank writes, so the bell changes every time.
+        No two ranks write the same value, and no rank writes a value twice in a row, so the bell
+        changes every time.
         """
         self._bell_count = (self._bell_count + 1) & 0x3FFFFF
         offset = HEADER_NBYTES * rank + _BELL

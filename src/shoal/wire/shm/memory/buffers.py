@@ -10,8 +10,8 @@ are enough). More slots would be slower, because memory that was used recently i
 Bytes are copied by address, so tensors with ``requires_grad`` and all dtypes can be copied.
 
 *Shared buffers.* A shared buffer is a segment with a part for each rank; the tensor of a rank is
-its part. To reduce the tensors, each rank combines its share of the elements, reads them from all
-parts and writes the result into all parts. It does so in blocks that stay in the cache meanwhile.
+its part. To reduce the tensors, each rank combines its share of the elements: it reads them from
+all parts and writes the result into all parts. It does so in blocks that fit into the cache.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Slots:
         self.turn = (self.turn + 1) % TURNS
 
     def rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, count) of rounds of ``most``, at least one; call :meth:`next` for each."""
+        """Yield (start, count) of one or more rounds of up to ``most``, each after :meth:`next`."""
         if total <= most:
             self.next()
             yield 0, total

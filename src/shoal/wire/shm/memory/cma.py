@@ -87,6 +87,7 @@ class CmaReader:
         Raises:
             PeerLost: the memory cannot be read; or the rank failed or left before the end, so that
                 it may have overwritten the memory.
+            ExchangeTimeout: the same, but a rank failed because of a timeout.
         """
         barrier, headers = self._barrier, self._barrier.headers
         try:

@@ -23,7 +23,7 @@ class NodeRendezvous(NamedTuple):
     store: Store
     rank: int
     names: Sequence[int]  # the global rank of each rank of the group, for error messages
-    seconds: float  # the timeout of a collective
+    seconds: float  # the timeout of a collective or a message
 
 
 class Peer(NamedTuple):

@@ -125,5 +125,5 @@ def reduction(kind: int, dtype: torch.dtype) -> Reduction:
 def _as_signed(
     combine: Combine, signed: torch.dtype, first: Tensor, second: Tensor, *, out: Tensor
 ) -> Tensor:
-    """Combine unsigned tensors as signed ones, which gives the same bits for sums and products."""
+    """Combine unsigned tensors as signed ones, which gives equal bits except for min and max."""
     return combine(first.view(signed), second.view(signed), out=out.view(signed))

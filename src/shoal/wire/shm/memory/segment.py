@@ -1,7 +1,7 @@
 """Memory that the ranks of one node share: one rank creates it, and all ranks map it.
 
 A segment is an anonymous file (``memfd_create``), which the other ranks open through
-``/proc/<pid>/fd``, so no file remains if all ranks are killed. If the system has no such call, it
+``/proc/<pid>/fd``, so no file remains if all ranks are killed. If this call is missing or fails, it
 is a file in /dev/shm or in the temporary directory, which is deleted as soon as all ranks have
 mapped it. The kernel allocates pages when they are first used, so unused parts need no memory.
 """
@@ -51,7 +51,7 @@ class Offer(NamedTuple):
         return Segment(self.descriptor, self.nbytes)
 
     def close(self) -> None:
-        """Close the file; the segment is freed when no process maps it any more."""
+        """Close the file, delete it if ``linked``; the memory is freed when no process maps it."""
         os.close(self.descriptor)
         if self.linked:
             with suppress(FileNotFoundError):

@@ -1,11 +1,13 @@
 """The collectives between ranks that share memory.
 
-Each collective is a loop of rounds. In a round every rank writes its part into its slot, waits at
-the barrier, and reads or combines what the others wrote. Each rank has two slots, so a round needs
-only one barrier (``memory/buffers.py``). Long parts of scatter and all_to_all, and of all_gather
-between two ranks, are read from the sender's memory instead, if the kernel allows it
-(``memory/cma.py``): the senders write the addresses into their slots; barrier; the others read;
-barrier; then the senders may change the memory.
+Each collective is a loop of rounds. In a round every sender writes its part into its slot; all wait
+at the barrier; the receivers read or combine what was written. Each rank has two slots, so a round
+needs only one barrier (``memory/buffers.py``). There are two exceptions:
+
+- all_reduce may use two phases (``node/reduce.py``), or shared buffers instead of slots.
+- Long parts of scatter and all_to_all, and of all_gather between two ranks, are read from the
+  sender's memory, if the kernel allows it (``memory/cma.py``): the senders write the addresses into
+  their slots; barrier; the others read; barrier; then the senders may change the memory.
 
 Memory to copy is given as addresses, elements to combine as flat contiguous detached tensors. Ranks
 compare ``signature`` at the first barrier. All ranks must call the same method together.
@@ -57,7 +59,7 @@ class NodeCollectives:
         """Combine ``flat`` of all ranks, in place on all ranks; ``node/reduce.py`` explains how.
 
         Prepared rounds are cached. They are used again for a tensor at the same address with the
-        same signature, which contains size, dtype and operation.
+        same signature (size, dtype and operation), slot turn and number of torch threads.
         """
         for buffer in self.buffers:
             if (elements := buffer.locate(flat)) is not None:
@@ -136,7 +138,7 @@ class NodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``, for all r; None: only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``; without targets, only send."""
         targets = targets or ()
         others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
         ranges = [(target, nbytes) for _, target in others]
@@ -198,7 +200,7 @@ class NodeCollectives:
     def all_to_all(
         self, signature: bytes, sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
     ) -> None:
-        """Copy ``sources[r]`` to rank r, and what rank r sends to ``targets[r]``, for all r.
+        """Send ``sources[r]`` to rank r, and receive ``targets[r]`` from it, for all r.
 
         1. Write a table into the slot: bytes to each rank, bytes from each rank, source addresses.
         2. Send short parts through the slots, in as many rounds as the longest of them needs; after
@@ -241,7 +243,7 @@ class NodeCollectives:
     def _short_pieces(
         self, parts: Sequence[MemoryRange], start: int, most: int
     ) -> list[tuple[int, int, int]]:
-        """Return (rank, address, bytes) of what a round copies of each short part, but not own."""
+        """Return (rank, address, bytes) of what a round copies of other ranks' short parts."""
         return [
             (rank, address + start, min(most, nbytes - start))
             for rank, (address, nbytes) in enumerate(parts)
@@ -273,7 +275,7 @@ def _in_place_signature(signature: bytes, buffer: int, offset: int) -> bytes:
 def copy_if_overlapping(
     sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
 ) -> tuple[Tensor | None, Sequence[MemoryRange]]:
-    """Copy the sources if they overlap a target, because ranks read them while targets are written.
+    """Copy the sources if one overlaps a target, because ranks read them while targets are written.
 
     Returns:
         The buffer of the copies, to be kept while ranks read, or None; and the sources to use.

@@ -53,7 +53,10 @@ class P2P:
     def receive(
         self, flat: Tensor, peer: int | None, *, tag: int, on_success: Callable[[], None]
     ) -> P2PWork:
-        """Begin to receive a message from ``peer``, or from any rank if None, into ``flat``."""
+        """Begin to receive a message from ``peer`` (None: from any rank) into ``flat``.
+
+        If the message has already begun to arrive unexpectedly, wait until it is complete.
+        """
         work = self._work(flat, tag, peer)
         work.on_success = on_success
         with self._lock:
@@ -95,7 +98,7 @@ class P2P:
             self._waiters -= 1
 
     def _progress(self, done: Callable[[], bool], spins: int = 0) -> None:
-        """Send and receive what is possible; if nothing is, wait until this rank's bell rings."""
+        """Send and receive what is possible; if nothing is, wait for this rank's bell or 50 ms."""
         headers = self._barrier.headers
         bell = headers.bell()
         with self._lock:
@@ -124,11 +127,11 @@ class P2P:
                 self._progress(idle)
 
     def _fail_undeliverable(self) -> None:
-        """Fail the messages whose other rank is dead or has left, or that have timed out."""
+        """Fail messages whose peer is dead or left, or that timed out; all if one is partial."""
         with self._lock:
             pending = list(self._queues.pending())
             failed = [(work, error) for verb, work in pending if (error := self._fault(verb, work))]
-            if self._queues.progress() or not failed:  # some arrived meanwhile
+            if self._queues.progress() or not failed:  # something moved meanwhile
                 return
             partial = next((error for w, error in failed if self._queues.is_partial(w)), None)
             if partial is not None:  # the receiver would take the rest for a new message
@@ -150,7 +153,7 @@ class P2P:
         return None
 
     def _awaited_peers(self, work: P2PWork) -> list[int]:
-        """Return the ranks that a message waits for; if from any source, those alive."""
+        """Return the ranks that a message waits for: its peer, else the living, else all others."""
         if work.peer is not None:
             return [work.peer]
         headers = self._barrier.headers

@@ -41,7 +41,7 @@ class P2PWork(Work):
     a time.
 
     Attributes:
-        start: number of bytes that have been sent.
+        start: number of bytes written to the ring; all bytes, if their address was written.
         end: time of ``time.monotonic`` at which the message times out.
         on_success: called when the message is complete, before waiting threads continue.
     """
@@ -69,7 +69,7 @@ class P2PWork(Work):
         return super().wait()
 
     def source_rank(self) -> int:
-        """Return the rank that sent the message; -1 if it is not known yet."""
+        """Return the other rank, of a receive the sender; -1 if it is not known yet."""
         return -1 if self.peer is None else self.peer
 
     _source_rank = source_rank
@@ -215,7 +215,8 @@ class P2PQueues:
 class SendQueue:
     """The messages that this rank sends, in order for each receiver; only one thread may use it.
 
-    Receivers read messages of at least ``least_nbytes`` from the memory of this process.
+    Receivers read messages of at least ``least_nbytes`` from the memory of this process, except
+    very long ones if there is a core for each rank.
     """
 
     def __init__(self, rings: Rings, least_nbytes: int) -> None:
@@ -223,7 +224,7 @@ class SendQueue:
         crowded = len(self._rings) > usable_cores()
         self._most_nbytes = sys.maxsize if crowded else _PIPELINED_NBYTES
         self._queued: dict[int, deque[P2PWork]] = {}
-        # by receiver: (cell number, work) of each message whose address was sent
+        # receiver -> (cell number, work) of each message whose address was sent
         self._published: dict[int, deque[tuple[int, P2PWork]]] = {}
 
     def add(self, work: P2PWork, peer: int) -> None:

@@ -38,7 +38,7 @@ from torch import Tensor
 from shoal.wire.shm.memory.buffers import ALIGN, Slots, share_numel, share_range, tensor_at
 from shoal.wire.shm.memory.reduce_ops import Reduction
 
-_SHORT_NBYTES = 1 << 20  # of all ranks: combining them on every rank is faster than a barrier
+_SHORT_NBYTES = 1 << 20  # of all ranks together; combining so few is faster than a barrier
 
 MemoryCopy = tuple[int, int, int]  # target address, source address, bytes
 
