@@ -166,7 +166,7 @@ def _try(strategy: str, piece: str) -> None:
 @pytest.mark.parametrize(
     ("workers", "strategy", "piece", "expected"),
     [
-        (2, "auto", "loader", "batch_size=1 is the size of the global batch"),
+        (2, "auto", "loader", "batch_size=1 is the global batch size"),
         (2, "auto", "uncountable", "cannot tell how many samples"),
         (2, "pipe=2", "micro", "a pipeline interleaves the forwards and backwards"),
         (2, "tensor=2", "", "plan"),
