@@ -183,9 +183,9 @@ def test_several_models_come_in_pairs() -> None:
     model = nn.Linear(4, 2)
     frozen = nn.Linear(4, 2).requires_grad_(False)
     for models, expected in (
-        ({}, "several models need one dict"),
+        ({}, "a dict of models needs at least one entry"),
         ({"g": model}, r"'g' is Linear, not \(model, optimizer\)"),
-        ({"g": (model,)}, r"'g' is tuple, not \(model, optimizer\)"),
+        ({"g": (model,)}, r"'g' must be a tuple of two, \(model, optimizer\)"),
         ({"g": (model, None)}, "the optimizer is missing"),
         ({"g": (model, sgd(model)), "d": (frozen, sgd(model))}, "only frozen parameters"),
     ):

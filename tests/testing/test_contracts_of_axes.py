@@ -70,7 +70,7 @@ def early(layers: Any, cost: Any) -> Any:
         (lambda layers, cost: (), {}, "without a task|ends at"),
         (lambda layers, cost: fifo().plan(layers, cost) * 2, {}, "at byte"),
         (early, {"overlaps": True}, "starts after backward"),
-        (wfbp(1).plan, {}, "during backward"),
+        (wfbp(1).plan, {}, "does not wait for all of backward"),
         (priority(4096).plan, {"overlaps": True, "early": True}, "cuts"),
         (priority(4096).plan, {"overlaps": True, "slices": True}, "is not early"),
     ],

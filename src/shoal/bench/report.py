@@ -113,7 +113,9 @@ class Result:
         if self.threshold is not None:
             Threshold.parse(self.threshold)
         elif self.passes is not None:
-            raise _misfit(_KEYS["passes"], f"it needs a threshold in {_KEYS['threshold']}")
+            raise _misfit(
+                _KEYS["passes"], f"it is set, but {_KEYS['threshold']}, the threshold, is not"
+            )
 
     @property
     def inconclusive(self) -> bool:
@@ -213,7 +215,9 @@ def _fields(where: str, tree: Any, kind: type) -> dict[str, Any]:
     keys = {_KEYS.get(name, name): name for name in declared}
     if tree.keys() != keys.keys():
         odd = sorted(tree.keys() ^ keys.keys())
-        raise _misfit(where, f"it must have exactly the keys {', '.join(keys)}; wrong are {odd}")
+        raise _misfit(
+            where, f"it must have exactly the keys {', '.join(keys)}; missing or unknown: {odd}"
+        )
     for key, name in keys.items():
         base, _, optional = declared[name].partition(" | ")
         if base in _TYPES and not (optional and tree[key] is None):

@@ -20,11 +20,15 @@ def read_models(model: Any, optimizer: Any) -> Models:
     """Return {name: (model, optimizer)}; raise if a model or an optimizer is invalid."""
     if isinstance(model, Mapping):
         if optimizer is not None or not model:
-            raise UsageError("several models need one dict: {name: (model, optimizer)}")
+            raise UsageError(
+                "a dict of models needs at least one entry {name: (model, optimizer)}, and no "
+                "separate optimizer"
+            )
         for name, pair in model.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                kind = type(pair).__name__
-                raise UsageError(f"the value of {name!r} is {kind}, not (model, optimizer)")
+                raise UsageError(
+                    f"the value of {name!r} must be a tuple of two, (model, optimizer)"
+                )
         models = {name: (module, used) for name, (module, used) in model.items()}
     else:
         models = {"model": (model, optimizer)}

@@ -58,7 +58,9 @@ def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], label:
         require(adjacent, label, "a gap or overlap in layer", layer, "at byte", start)
         sent_to[layer] = stop
     for index, (_, nbytes, *_) in enumerate(layers):
-        require(sent_to[index] == nbytes, label, "layer", index, "ends at byte", sent_to[index])
+        require(
+            sent_to[index] == nbytes, label, "of layer", index, "only bytes up to", sent_to[index]
+        )
     sent = {piece.layer for piece in pieces}
     require(sent == set(range(len(layers))), f"{label} there are layers without a task")
 
@@ -81,7 +83,7 @@ def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, label: str) -
     require(kind == "backward", label, task, "does not wait for backward")
     first = min(piece.layer for piece in task.slices)
     require(layer <= first, label, task, "starts after backward of layer", layer, "not", first)
-    require(schedule.overlaps or layer == 0, label, "starts during backward without overlaps")
+    require(schedule.overlaps or layer == 0, label, task, "does not wait for all of backward")
 
 
 def _arrives_in_time(schedule: Schedule, task: Task, label: str) -> None:
