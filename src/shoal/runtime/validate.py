@@ -26,8 +26,10 @@ def read_models(model: Any, optimizer: Any) -> Models:
             )
         for name, pair in model.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
+                length = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
                 raise UsageError(
-                    f"the value of {name!r} must be a tuple of two, (model, optimizer)"
+                    f"the value of {name!r} is a {type(pair).__name__}{length}, but it must be a "
+                    "tuple of two, (model, optimizer)"
                 )
         models = {name: (module, used) for name, (module, used) in model.items()}
     else:
