@@ -3,7 +3,7 @@
 1. The script runs as usual, with ``SHOAL_MODE=capture``. Its data are real tensors with values. Its
    modules are built on the meta device, which needs no memory (:class:`MetaModules`).
 2. ``distribute`` returns a :class:`CapturingRun`, whose first step raises :class:`FirstStep`.
-3. :func:`capture` catches it, and returns model, optimizer and first batch on the meta device.
+3. :func:`capture` catches this exception, and returns model, optimizer and first batch on meta.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class CapturedRun:
 
     models: Models
     loss: Any
-    batch: Any  # the (micro-)batch of the first step; None if it is unknown
+    batch: Any  # (micro-)batch of the first step, or None if no batch is known
     strategy: Strategy
     settings: Settings
 
 
 class FirstStep(BaseException):
-    """Raised at the first step, to end the script; ``except Exception`` does not catch it."""
+    """Raised at the first step to end the script. ``except Exception`` does not catch it."""
 
     def __init__(self, captured: CapturedRun) -> None:
         super().__init__("captured")
@@ -107,7 +107,7 @@ class CapturingRun(Run):
         return dict.fromkeys(["loss", *metrics], float("nan"))
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Save nothing; return ``path``, else the directory of the settings, else "."."""
+        """Save nothing. Return ``path``; if it is None, ``checkpoint`` of the settings, or "."."""
         return Path(path or self.context.settings.checkpoint or ".")
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
@@ -136,7 +136,7 @@ def capturing_run(models: Models, *, loss: Any, strategy: Strategy, settings: Se
 
 
 def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> CapturedRun:
-    """Run a script with these arguments up to its first step; return its models and batch.
+    """Run a script with these arguments up to its first step, and return what it captured.
 
     Raises:
         UsageError: the script does not exist, reads values of its model, or ends without a step.
@@ -168,7 +168,7 @@ def capture(script: str | os.PathLike[str], arguments: Sequence[str] = ()) -> Ca
 
 @contextmanager
 def _as_main(script: str, arguments: Sequence[str]) -> Iterator[None]:
-    """For a block, set ``sys.argv`` and ``sys.path`` as for a main script; SHOAL_MODE=capture."""
+    """For a block, set ``sys.argv`` and ``sys.path`` as for a main script, and SHOAL_MODE."""
     argv, path, mode = sys.argv, list(sys.path), os.environ.get(MODE)
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
@@ -235,7 +235,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _moved(value: Any) -> Any:
-    """Return arguments with tensors on the meta device; drop generators among keywords."""
+    """Return arguments with all tensors on the meta device, and without generators in dicts."""
     if isinstance(value, Tensor):
         return value if value.is_meta else value.to(META)
     if type(value) in (tuple, list):

@@ -56,11 +56,11 @@ class RunContext:
 
     @cached_property
     def copies(self) -> int:
-        """How many ranks read the same samples: tensor ranks times pipeline stages."""
+        """How many ranks read the same samples, which is tensor ranks times pipeline stages."""
         return self.world.size // self.data_shard.count
 
     def write_timeline(self, model: str) -> None:
-        """Write this rank's timeline, if there is a launcher; ``model`` names the models."""
+        """Write this rank's timeline if a launcher started it. ``model`` is the models' names."""
         directory = os.environ.get(env.DIRECTORY)
         if directory:
             facts = {"strategy": repr(self.strategy), "workers": self.world.size, "model": model}
@@ -68,5 +68,5 @@ class RunContext:
 
     @cached_property
     def group(self) -> dist.ProcessGroup | None:
-        """The group of the ranks that hold the same part of every replica; None: all ranks."""
+        """The ranks that hold the same part of every replica. None means all ranks."""
         return None if self.mesh is None else self.mesh["dp_replicate"].get_group()

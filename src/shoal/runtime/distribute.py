@@ -46,14 +46,14 @@ def distribute(
     strategy: str | Strategy | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
-    """Join the other workers and return a run that trains with them; a server never returns.
+    """Join the other workers and return a run that trains with them. A server process exits.
 
     Args:
         model: the model, with equal shapes on every worker (rank 0's weights are used), or several
             models with optimizers: ``{"g": (G, optimizer_g), "d": (D, optimizer_d)}``.
-        optimizer: an optimizer of the model's parameters; None with several models.
-        loss: ``(output, target) -> scalar``; None: the model returns its loss.
-        strategy: the techniques to use; None: that of the command line, or ``auto``.
+        optimizer: an optimizer of the model's parameters. It must be None with several models.
+        loss: ``(output, target) -> scalar``, or None if the model returns its loss.
+        strategy: the techniques to use. None means the command line's strategy, or ``auto``.
         options: see :class:`shoal.runtime.settings.Settings`.
     """
     _log_to_stderr()
@@ -91,7 +91,7 @@ def distribute(
 
 
 def _strategy(argument: str | Strategy | None) -> Strategy:
-    """Return the script's strategy, else the command line's, else auto; warn if both differ."""
+    """Return the script's strategy, or the command line's, or auto. Warn if the two differ."""
     option = os.environ.get(env.STRATEGY) or None
     if argument is None:
         return _parse_option(option or AUTO)
@@ -170,7 +170,7 @@ def _broadcast_weights(module: nn.Module, world: World) -> None:
 
 
 def _model_part(module: nn.Module, used: torch.optim.Optimizer, context: RunContext) -> ModelPart:
-    """Return what this rank trains: the model, or its part if the strategy shards it."""
+    """Return the model, or this rank's part of it if the strategy shards the model."""
     if context.mesh is None:
         return ReplicatedModel(module)
     from shoal.runtime import parallel

@@ -40,13 +40,13 @@ def evaluate(
     loss: Loss | None,
     metrics: Mapping[str, Metric],
 ) -> dict[str, float]:
-    """Return the mean loss and metrics over a dataset; all ranks must call it together.
+    """Return the mean loss and metrics over a dataset. All ranks must call this together.
 
     Args:
-        replica: its agreed model is evaluated.
+        replica: the replica whose agreed model is evaluated.
         dataset: a map-style dataset.
         batch_size: the number of samples per batch on all workers together.
-        loss: ``(output, target) -> scalar``; None: the model returns its loss.
+        loss: ``(output, target) -> scalar``, or None if the model returns its loss.
         metrics: functions ``(output, target) -> mean over the batch``, by name.
     """
     _check_metrics(metrics)
@@ -72,7 +72,7 @@ def evaluate(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode; at the end of the block, restore each module's mode."""
+    """For a block, put the model in evaluation mode. Then restore the mode of each module."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -21,14 +21,14 @@ class LossOutput(NamedTuple):
 
 
 def compute_loss(model: Callable[..., Any], batch: Any, loss: Loss | None) -> LossOutput:
-    """Call the model and the loss function on a batch; return loss, output and target.
+    """Call the model and the loss function on a batch. Return loss, output and target.
 
-    * a tuple or list ``(inputs..., target)``: the loss is ``loss(model(inputs...), target)``; if
-      it has only one member, this is both the input and the target;
-    * a dict: the loss is ``loss(model(**batch), batch)``;
-    * any other batch: the loss is ``loss(model(batch), batch)``;
-    * without a loss function, it is ``output.loss``, ``output["loss"]`` or the model's output if
-      that is a scalar; all members of a tuple are inputs then.
+    * For a tuple or list ``(inputs..., target)``, the loss is ``loss(model(inputs...), target)``.
+      If the batch has only one member, this member is both the input and the target.
+    * For a dict, the loss is ``loss(model(**batch), batch)``.
+    * For any other batch, the loss is ``loss(model(batch), batch)``.
+    * Without a loss function, the loss is ``output.loss``, ``output["loss"]``, or the output itself
+      if it is a scalar. Then all members of a tuple or list are inputs, and the target is not used.
     """
     inputs, target = _split_batch(batch, loss is None)
     output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)

@@ -30,7 +30,7 @@ Closure = Callable[[], Tensor]
 
 
 class Run:
-    """Trains one model or several on many workers; :func:`shoal.distribute` returns it.
+    """Trains one model or several on many workers. :func:`shoal.distribute` returns a run.
 
     Without a pipeline, ``run.step(batch)`` is the same as::
 
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the rank that logs: rank 0."""
+        """Whether this is rank 0, which logs."""
         return self.context.world.is_main
 
     @property
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """The number of updates so far, including skipped ones and those before a restore."""
+        """The number of updates so far, including skipped updates and those before a restore."""
         return self.position.steps
 
     @property
@@ -85,11 +85,11 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model; raises if there are several."""
+        """The model. Raises if the run has several models."""
         return self._replica(None, "model").model
 
     def loader(self, dataset: Any, batch_size: int, **options: Any) -> RunLoader:
-        """Return a loader over this rank's part of a dataset; the seed sets the global order.
+        """Return a loader over this rank's part of a dataset. The seed sets the global order.
 
         Args:
             dataset: a map-style or iterable dataset.
@@ -113,7 +113,7 @@ class Run:
         return self.update()
 
     def _open(self, batch: Any) -> int:
-        """Start a step on a batch; return its number of samples on this rank."""
+        """Start a step on a batch, and return the number of samples on this rank."""
         if self.checkpointer.random_state is not None:
             self.checkpointer.restore_random_state()
         samples, total = self.batches.counts(batch)
@@ -149,7 +149,7 @@ class Run:
 
         Args:
             batch: a batch of ``run.loader``, or this rank's part of a global batch.
-            parts: the largest number of micro-batches; by default ``accumulate``.
+            parts: the largest number of micro-batches. The default is ``accumulate``.
         """
         self._refuse_own_loop("micro")
         samples, stats = self._open(batch), self.stats
@@ -178,8 +178,8 @@ class Run:
 
         Args:
             loss: the mean loss over some samples.
-            samples: the number of these samples; by default that of the current micro-batch, or 1
-                if this step does not use ``run.micro``.
+            samples: the number of these samples. The default is that of the current micro-batch, or
+                1 if this step does not use ``run.micro``.
         """
         self._refuse_own_loop("backward")
         loss, stats = differentiable(loss), self.stats
@@ -238,20 +238,20 @@ class Run:
             return evaluate(replica, dataset, batch_size, loss=self.loss, metrics=metrics or {})
 
     def save(self, path: str | PathLike[str] | None = None) -> Path:
-        """Write a checkpoint into a directory, by default ``checkpoint=``; return its path.
+        """Write a checkpoint into ``path``, by default the run's ``checkpoint``. Return its path.
 
-        All ranks must call it together. If a rank is killed meanwhile, the previous
+        All ranks must call this together. If a rank is killed during the save, the previous
         checkpoint stays complete.
         """
         with self._error_context("save"):
             return self.checkpointer.save(path)
 
     def restore(self, path: str | PathLike[str] | None = None) -> bool:
-        """Load the newest undamaged checkpoint; return whether one was loaded.
+        """Load the newest undamaged checkpoint, and return whether one was loaded.
 
         Args:
-            path: a directory of checkpoints, or one checkpoint; raises if there is none. The
-                default is the run's own directory, which may have none.
+            path: a directory of checkpoints, or one checkpoint. If it has no checkpoint, this
+                raises. The default is the run's own directory, which may have no checkpoint.
         """
         with self._error_context("restore"):
             restored = self.checkpointer.restore(path)
@@ -259,7 +259,7 @@ class Run:
             return restored
 
     def agree(self, value: float | bool, how: How = "mean") -> float:
-        """Return the mean, sum, max or min of all ranks' values; all ranks must call it."""
+        """Return the mean, sum, max or min of all ranks' values. All ranks must call this."""
         return self.batches.reduce(value, how)
 
     def drain(self) -> None:
@@ -269,7 +269,7 @@ class Run:
         self.updater.check_deferred()
 
     def close(self) -> None:
-        """End the run on this rank: finish updates, save if ``checkpoint`` is set, leave."""
+        """Finish updates, save if ``checkpoint`` is set, and end the run on this rank."""
         if self._closed:
             return
         self._closed = True

@@ -34,24 +34,24 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run; making an object raises if one is invalid.
+    """The options of a run. The constructor raises if an option is invalid.
 
     Args:
-        accumulate: the number of micro-batches per step; gradients are exchanged once per step.
-        clip: the largest 2-norm of the averaged gradient; a larger gradient is scaled down.
+        accumulate: the number of micro-batches per step. Gradients are exchanged once per step.
+        clip: the largest 2-norm of the averaged gradient. A larger gradient is scaled down.
         nonfinite: what to do if a NaN or inf occurs. "stop" (default) checks the loss in every
-            step, and the gradient if ``clip`` is set, and raises; "skip" checks both in every step,
+            step, and the gradient if ``clip`` is set, and raises. "skip" checks both in every step,
             and all workers skip the update. With early updates (priority), only losses are checked.
-        backend: gloo, nccl or shoal (CPU, all ranks on one host); None: nccl if every worker has a
-            GPU, else shoal if all workers are on one host, else gloo.
-        timeout: after how many seconds an exchange fails, with an error that names missing ranks;
-            None: SHOAL_TIMEOUT, or 300.
+        backend: gloo, nccl or shoal (CPU, all ranks on one host). None means nccl if every worker
+            has a GPU, otherwise shoal if all workers are on one host, otherwise gloo.
+        timeout: after how many seconds an exchange fails, with an error that names missing ranks.
+            None means the variable SHOAL_TIMEOUT, or 300 if it is not set.
         checkpoint: the directory for a checkpoint every ``every`` steps and at the end.
         every: the number of steps between checkpoints.
-        keep: how many checkpoints to keep; older ones are deleted.
+        keep: how many checkpoints to keep. Older checkpoints are deleted.
         timeline: whether to record the timeline.
         logger: an object whose ``log(metrics, step)`` is called after each step, on the main rank.
-        stateful: other objects to save and restore, by name, for example a scheduler; each must
+        stateful: other objects to save and restore, by name, for example a scheduler. Each must
             have ``state_dict`` and ``load_state_dict``.
     """
 
@@ -88,7 +88,7 @@ class Settings:
 
     @classmethod
     def named(cls, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-        """Return settings from keyword arguments; raise with similar names if one is unknown.
+        """Return settings from keyword arguments. If a name is unknown, raise with similar names.
 
         ``--checkpoint`` of the command line replaces the script's ``checkpoint``.
         """

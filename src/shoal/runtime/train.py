@@ -42,11 +42,11 @@ def train(
 
     Args:
         model: the model.
-        optimizer: an optimizer of its parameters.
+        optimizer: an optimizer of the model's parameters.
         dataset: a map-style or iterable dataset.
-        loss: ``(output, target) -> scalar``; None: the model returns its loss.
+        loss: ``(output, target) -> scalar``, or None if the model returns its loss.
         batch_size: the number of samples per step on all workers together.
-        strategy: the techniques to use; None: that of the command line, or ``auto``.
+        strategy: the techniques to use. None means the command line's strategy, or ``auto``.
         options: options of the loader (epochs, seed, ...) and of ``distribute`` (clip, ...).
     """
     for name in options:

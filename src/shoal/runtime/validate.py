@@ -17,7 +17,7 @@ Models = Mapping[str, tuple[nn.Module, torch.optim.Optimizer]]
 
 
 def read_models(model: Any, optimizer: Any) -> Models:
-    """Return {name: (model, optimizer)}; raise if a model or an optimizer is invalid."""
+    """Return {name: (model, optimizer)}. Raise if a model or an optimizer is invalid."""
     if isinstance(model, Mapping):
         if optimizer is not None or not model:
             raise UsageError(
@@ -92,6 +92,6 @@ def _check_hyper_parameters(name: str, optimizer: torch.optim.Optimizer) -> None
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``optimizer.step`` requires a closure, as that of LBFGS does."""
+    """Return whether ``optimizer.step`` requires a closure, as the step of LBFGS does."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

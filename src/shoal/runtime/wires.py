@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.runtime.context import ReplicaIndex, RunContext
     from shoal.runtime.step.model import ReplicatedModel, ShardedModel
 
-CLEARLY = 0.95  # "clearly faster": fewer seconds than this times those of the first route
+CLEARLY = 0.95  # a route is clearly faster if it takes less than this times the first route's time
 Group = dist.ProcessGroup | None
 
 _log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _tag(group: Group) -> int:
 
 
 def routed(collective: Collective, index: ReplicaIndex, group: Group) -> Route | None:
-    """Return a function that sums a flat tensor in place; None: use torch's all-reduce."""
+    """Return a function that sums a flat tensor in place, or None to use torch's all-reduce."""
     if collective.choose is not None:
         return RouteTuner(collective, index, group)
     if collective.rounds is None:
@@ -148,7 +148,7 @@ def _route_plan(collective: Collective, index: ReplicaIndex) -> RoutePlan:
 
 
 class RouteTuner:
-    """Sums tensors over a group; chooses a route when a tensor of a new size arrives.
+    """Sums tensors over a group, and chooses a route when a tensor of a new size arrives.
 
     1. Before the first message, it measures the network, if the choice depends on it.
     2. Before the first message of a size (rounded to a power of four), it times the contenders, if
@@ -166,7 +166,7 @@ class RouteTuner:
         self._decide = collective.choose
         self._network = None if collective.probes else UNKNOWN
         self._runner = cache(partial(_runner, index=index, group=group))
-        self._fastest: dict[int, Collective] = {}  # by nbytes, rounded to a power of four
+        self._fastest: dict[int, Collective] = {}  # the keys are nbytes, rounded to a power of four
         self.chosen: dict[int, Collective] = {}
         """nbytes -> the route of messages of that size."""
 
@@ -175,7 +175,7 @@ class RouteTuner:
         self._runner(self.collective(tensor))(tensor)
 
     def collective(self, tensor: Tensor) -> Collective:
-        """Return the route for a tensor; choose it if this is the first tensor of its size."""
+        """Return the route for a tensor. Choose one if this is the first tensor of its size."""
         nbytes = tensor.nbytes
         if nbytes in self.chosen:
             return self.chosen[nbytes]
@@ -200,7 +200,7 @@ class RouteTuner:
         return self._fastest[rounded]
 
     def _time(self, routes: Sequence[Collective], nbytes: int, device: torch.device) -> Collective:
-        """Time the routes; return the first route unless another is clearly faster."""
+        """Time the routes, and return the first route unless another is clearly faster."""
         zeros, times = blank(nbytes, device), in_a_row(nbytes)
         calls = [partial(_repeat, self._runner(route), zeros, times) for route in routes]
         seconds = [taken / times for taken in race(calls, self._group, device)]
@@ -233,7 +233,7 @@ def _repeat(route: Route, tensor: Tensor, times: int) -> None:
 
 
 def power_of_four(nbytes: int) -> int:
-    """Return the power of four that is nearest by ratio; 16 MB for all messages above that.
+    """Return the power of four that is nearest by ratio, but at most 16 MB.
 
     >>> power_of_four(3), power_of_four(40 * 2**20) // 2**20
     (4, 16)

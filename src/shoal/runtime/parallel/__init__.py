@@ -1,4 +1,4 @@
-"""Partition one model replica over several ranks: ZeRO shards, tensor parallelism, pipeline stages.
+"""Partition a model replica over ranks by ZeRO shards, tensor parallelism or pipeline stages.
 
 This package applies FSDP2, DTensor and torch's pipelining in the right order. They communicate
 uncompressed, and only between the ranks of one replica. Replicas exchange

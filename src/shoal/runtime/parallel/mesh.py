@@ -1,8 +1,8 @@
 """Make the device mesh of a partition: pipeline x replica x shard x tensor ranks.
 
 The names of the axes and their order are torchtitan's: ``pp, dp_replicate, dp_shard, tp``. Tensor
-ranks exchange most, so they are neighbours; pipeline stages exchange least, so they are furthest
-apart. The mesh always has all four axes; an axis that is not used has size one.
+ranks exchange most, so they are neighbours. Pipeline stages exchange least, so they are furthest
+apart. The mesh always has all four axes. An axis that is not used has size one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
 def mesh(partition: Partition, world_size: int) -> DeviceMesh:
-    """Return the mesh of ``partition`` over all ranks; the process group must exist.
+    """Return the mesh of ``partition`` over all ranks. The process group must exist.
 
     Raises:
         UsageError: the degrees of the partition do not fit ``world_size`` ranks.
@@ -31,7 +31,7 @@ def mesh(partition: Partition, world_size: int) -> DeviceMesh:
 def data_index(mesh: DeviceMesh) -> tuple[int, int]:
     """Return (index, count) of this rank's share of every batch, for the loader.
 
-    Replicas, and ZeRO shards inside a replica, each have their own samples; the tensor ranks and
+    Replicas, and ZeRO shards inside a replica, each have their own samples. The tensor ranks and
     pipeline stages of a shard work on the same samples.
     """
     replica, shard = mesh["dp_replicate"], mesh["dp_shard"]

@@ -1,9 +1,9 @@
-"""Partition a model: every rank builds the whole model, and keeps only its own part.
+"""Partition a model. Every rank builds the whole model, and keeps only its own part.
 
 The parts are applied in this order:
 
 1. **tensor** comes first, because the patterns of a tensor plan name layers of the whole model.
-2. **pipe**: each rank keeps one stage; its parameters keep their names.
+2. **pipe**: each rank keeps one stage, whose parameters keep their names.
 3. **shard**: FSDP2 shards the parameters that this rank still has.
 4. **optimizer**: its groups get the new parameters.
 
@@ -50,9 +50,9 @@ class ParameterEntry(NamedTuple):
 class ParallelModel:
     """This rank's part of a model that is partitioned over the ranks of a replica."""
 
-    model: nn.Module  # this rank's part; with a pipeline, a Stage, which is not called directly
+    model: nn.Module  # this rank's part, which is a Stage if there is a pipeline
     mesh: DeviceMesh
-    pipeline: Pipeline | None  # calls the stages; None if ``model`` is called as usual
+    pipeline: Pipeline | None  # calls the stage, or None if ``model`` is called as usual
     entries: tuple[ParameterEntry, ...]  # of the whole model, in the same order on all ranks
 
     @property
@@ -76,10 +76,10 @@ def parallelize(
     mesh: DeviceMesh,
     schedule: ScheduleName = "1f1b",
 ) -> ParallelModel:
-    """Partition ``model`` over ``mesh`` in place; put this rank's parameters into ``optimizer``.
+    """Partition ``model`` over ``mesh`` in place. Put this rank's parameters into ``optimizer``.
 
-    All ranks call it together. ``model`` must be whole, on the device of the mesh, and equal on
-    every rank; ``optimizer`` must have no state yet. ``schedule`` is used with a pipeline only.
+    All ranks must call this together. ``model`` must be whole, on the mesh's device, and equal on
+    every rank. ``optimizer`` must have no state yet. ``schedule`` is used only with a pipeline.
 
     Raises:
         UsageError: the model or its optimizer cannot be partitioned this way.
@@ -105,7 +105,7 @@ def parallelize(
         part = stage = Stage(model, parts[pp.get_local_rank()])
         pipeline = Pipeline(stage, blueprint, mesh=mesh, schedule=schedule)
     if dp.size() > 1:
-        if styles:  # FSDP2 warns that outputs are views; nothing writes to them
+        if styles:  # FSDP2 warns that outputs are views, but nothing writes to them
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         shard.apply(part, dp)
     if optimizer:
@@ -120,7 +120,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
-    """Return the parameter names of each optimizer group; ``model`` must not be partitioned yet."""
+    """Return the parameter names of each optimizer group of a model before partitioning."""
     if optimizer.state:
         raise UsageError(
             f"the optimizer already has state for {len(optimizer.state)} parameters, but a model"

@@ -30,11 +30,11 @@ Shape = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Loss = Callable[[Any, Any], Tensor]
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 CPU = torch.device("cpu")
-MAX_SCHEDULES = 4  # kept for reuse, by input shape and count; their buffers stay allocated
+MAX_SCHEDULES = 4  # how many schedules are kept for reuse, with their buffers
 
 
 class Pipeline:
-    """Runs this rank's stage of a pipeline; all stages of a replica must make the same calls.
+    """Runs this rank's stage of a pipeline. All stages of a replica must make the same calls.
 
     ``schedule`` is ``1f1b`` (of n stages, each stores the activations of at most n micro-batches)
     or ``gpipe`` (all forwards first). Both compute the same gradients. gpipe is always used if
@@ -68,9 +68,9 @@ class Pipeline:
 
         Args:
             micro_batches: the inputs, equal on every stage, because each stage needs their shapes.
-            targets: one for each micro-batch, of any type; only the last stage uses them.
+            targets: one target of any type for each micro-batch. Only the last stage uses targets.
             loss_fn: (output, target) -> scalar tensor, the mean over the samples.
-            weights: a factor for each loss; the default is the micro-batch's share of the samples.
+            weights: a factor for each loss. The default is the micro-batch's share of the samples.
 
         Returns:
             The weighted sum of the losses, in float64, the same on every stage.
@@ -114,7 +114,7 @@ class Pipeline:
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _passes(self, shapes: list[Shape]) -> list[slice]:
-        """Return slices of consecutive micro-batches with equal shapes; each slice is one pass.
+        """Return slices of consecutive micro-batches with equal shapes. Each slice is one pass.
 
         ZeRO shards gather parameters together in every pass, so all shards use equal slices.
         """
@@ -135,7 +135,7 @@ class Pipeline:
 
     def _run(self, schedule: Any, inputs: list[Activations]) -> Tensor:
         whole = [torch.cat(parts) for parts in zip(*inputs, strict=True)] if not self.index else []
-        # torch wants a tensor of targets; ours may be of any type, so it gets their indices
+        # torch needs a tensor of targets, but targets may have any type, so it gets indices
         target = torch.arange(len(inputs)) if self.is_last else None
         losses: list[Tensor] = []
         schedule.step(*whole, target=target, losses=losses, return_outputs=False)
@@ -183,12 +183,12 @@ class _Loss:
 class _PreparedSchedule(NamedTuple):
     schedule: Any
     loss: _Loss
-    outputs: Activations  # of this stage, as meta tensors
+    outputs: Activations  # the outputs of this stage, as meta tensors
 
 
 @contextmanager
 def _accumulated(module: nn.Module) -> Iterator[None]:
-    """Add the gradients of the block to the existing ones; if it raises, the old ones stay.
+    """Add the gradients of the block to the existing ones. If it raises, the old ones stay.
 
     torch clears FSDP2's gradients in the first pass of a new schedule. The old gradients are put
     aside in every pass, so that the sums are rounded equally with a new and a reused schedule.

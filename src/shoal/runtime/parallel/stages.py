@@ -42,7 +42,7 @@ def stages(model: nn.Module, n: int) -> Stages:
 
 
 def stage_of(name: str, stages: Stages) -> int | None:
-    """Return the index of the stage that holds a parameter or buffer; None if no stage does."""
+    """Return the index of the stage that holds a parameter or buffer, or None."""
     for index, submodules in enumerate(stages):
         if any(name.startswith(f"{submodule}.") for submodule in submodules):
             return index
@@ -50,11 +50,11 @@ def stage_of(name: str, stages: Stages) -> int | None:
 
 
 class Stage(nn.Module):
-    """Calls the submodules of one stage in turn; they keep their names in the whole model.
+    """Calls the submodules of one stage in turn. They keep their names in the whole model.
 
-    Deletes all other submodules of ``model`` in place, so the caller can no longer use it. If
-    ``dtypes`` is set, outputs are cast to it: the next stage expects these dtypes, and under
-    autocast a submodule may return others.
+    Deletes all other submodules of ``model`` in place, so the caller can no longer use ``model``.
+    If ``dtypes`` is set, outputs are cast to these dtypes, which the next stage expects. Under
+    autocast a submodule may return other dtypes.
     """
 
     def __init__(self, model: nn.Module, submodules: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ class Blueprint:
 
 
 def as_activations(value: Any, label: str = "the output of a submodule") -> Activations:
-    """Return a tensor or a tuple of tensors as a tuple; raise an error for any other value."""
+    """Return a tensor or a tuple of tensors as a tuple. Raise an error for any other value."""
     values = value if isinstance(value, tuple) else (value,)
     wrong_types = [type(item).__name__ for item in values if not isinstance(item, Tensor)]
     if wrong_types:
@@ -112,7 +112,7 @@ def as_activations(value: Any, label: str = "the output of a submodule") -> Acti
 
 
 def _check_stages(model: nn.Module, stages: Stages) -> None:
-    """Raise if a parameter or saved buffer is in no stage, or tied ones are in different stages."""
+    """Raise if a parameter or saved buffer is in no stage, or if a tied one is in two stages."""
     owner: dict[int, tuple[int, str]] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         stage = stage_of(name, stages)

@@ -57,9 +57,10 @@ def load_full(parallel: ParallelModel, state: Mapping[str, Tensor]) -> None:
 def global_norm(parallel: ParallelModel) -> Tensor:
     """Return the L2 norm of all gradients of the replica, equal on each of its ranks, in float64.
 
-    torch's ``clip_grad_norm_`` cannot mix sharded and whole tensors, and sees only its own stage.
+    torch's ``clip_grad_norm_`` cannot mix sharded and whole tensors, and sees only this stage.
 
-    1. Add up the squares of local gradients in four sums: split over dp_shard or not, tp or not.
+    1. Add the squares of local gradients to one of four sums, by whether they are split over
+       dp_shard and over tp.
     2. All-reduce each sum over the mesh axes that its gradients are split over.
     3. All-reduce the total over the pipeline stages.
     """
@@ -84,11 +85,11 @@ def clip(parallel: ParallelModel, max_norm: float, *, norm: float) -> None:
 
 
 def gather_dtensor(value: Tensor) -> Tensor:
-    """Gather a DTensor into a plain tensor; return a plain tensor detached."""
+    """Gather a DTensor into a plain tensor. Return any other tensor detached."""
     if not isinstance(value, DTensor):
         return value.detach()
     placements = list(value.placements)
-    for axis in range(len(placements)):  # one by one: torch warns if it gathers several at once
+    for axis in range(len(placements)):  # torch warns if several axes change at once
         placements[axis] = Replicate()
         value = value.redistribute(placements=placements)
     return local(value)

@@ -2,8 +2,8 @@
 
 Parameters that no pattern names (norms, positions) stay whole on each tensor rank. Their gradients
 are equal on all tensor ranks, because the activations after a row layer and before the next column
-layer are whole. Dropout on these activations must draw equal random numbers: give all tensor ranks
-of a replica the same seed.
+layer are whole. Dropout on these activations must draw equal random numbers, so all tensor ranks of
+a replica need the same seed.
 
 References:
     Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019, section 3.
@@ -45,7 +45,7 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 def plan(model: nn.Module, n: int) -> dict[str, str]:
-    """Return the style of each module in the model's plan; raise if a module cannot be split."""
+    """Return the style of each module in the model's plan. Raise if one cannot be split."""
     styles: dict[str, str] = {}
     for pattern, style_name in _declared_plan(model, n).items():
         style = ALIASES.get(style_name, style_name)
@@ -66,7 +66,7 @@ def plan(model: nn.Module, n: int) -> dict[str, str]:
 def apply(model: nn.Module, styles: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Replace the parameters of the named modules by this rank's part, in place.
 
-    All ranks must have equal parameters before: each rank splits its own copy and sends nothing.
+    All ranks must have equal parameters, because each rank splits its own copy and sends nothing.
     """
     aliases: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -103,7 +103,7 @@ def _check_heads(model: nn.Module, n: int) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a module's name matches a pattern; ``*`` never matches a dot."""
+    """Return whether a module's name matches a pattern, in which ``*`` never matches a dot."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 

@@ -2,8 +2,8 @@
 
 A saved loader continues behind the last batch that it has yielded. So ``run.save`` must be called
 after the step on that batch. In a loop over a loader, automatic saves wait until the loop asks for
-the next batch: then all models of the run are updated, schedulers have stepped, and each batch is
-trained exactly once.
+the next batch. At that time all models of the run are updated, schedulers have stepped, and each
+batch is trained exactly once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Checkpointer:
         drain: a function that finishes pending updates of all models.
 
     Attributes:
-        random_state: state of the random generators to set at the next loop or step, or None.
+        random_state: the state of the random generators to set at the next loop or step, or None.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Checkpointer:
         self._loaded: Loaded | None = None
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Save the run and return the path of the checkpoint; all ranks must call it together."""
+        """Save the run and return the checkpoint's path. All ranks must call this together."""
         from shoal import checkpoint
         from shoal.runtime.resume.snapshot import snapshot
 
@@ -69,9 +69,9 @@ class Checkpointer:
         return written
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> bool:
-        """Load the newest undamaged checkpoint, in place; all ranks must call it together.
+        """Load the newest undamaged checkpoint, in place. All ranks must call this together.
 
-        Return False if the run's own directory has none; raise if ``path`` has none.
+        If there is no checkpoint, raise if ``path`` is given, otherwise return False.
         """
         from shoal import checkpoint
         from shoal.runtime.resume.snapshot import Restorer
@@ -95,7 +95,7 @@ class Checkpointer:
         for loader in self.position.loaders:
             self._place(loader)
         if world.size > 1 and not self.context.strategy.synchrony.waits:
-            dist.barrier()  # else a peer could change a model that is not restored yet
+            dist.barrier()  # otherwise a peer could change a model before its restore
         if world.is_main:
             log.info("restored step %d from %s", self.position.steps, loaded.path)
             restorer.log_changes()
@@ -105,7 +105,7 @@ class Checkpointer:
         """Set the random generators to the state in the restored checkpoint, if there is one.
 
         The first batch or step after a restore calls this. The script may create data from a
-        seeded generator before that, and gets the same data as in the first run. With ``keep``
+        seeded generator before, and gets the same data as in the first run. With ``keep``
         the state is set once more at the next batch or step.
         """
         if self.random_state is not None:
@@ -116,7 +116,7 @@ class Checkpointer:
                 self.random_state = None
 
     def add_loader(self, loader: RunLoader) -> None:
-        """Add a loader to the run; after a restore, move it to its saved position."""
+        """Add a loader to the run. After a restore, move it to its saved position."""
         self.position.loaders.append(loader)
         self._place(loader)
 
@@ -131,7 +131,7 @@ class Checkpointer:
                 loader.load_state_dict(saved[index])
 
     def save_if_due(self) -> None:
-        """Save if ``every`` divides the number of steps: now, or at the loop's next batch."""
+        """If ``every`` divides the number of steps, save now or before the loop's next batch."""
         settings = self.context.settings
         if settings.checkpoint is None or self.position.steps % settings.every:
             return
@@ -141,7 +141,7 @@ class Checkpointer:
             self._save_due()
 
     def _warn_of_later_checkpoints(self) -> None:
-        """Before the first save, warn if another run has saved a later one in the directory."""
+        """Before the first save, warn if the directory has a later checkpoint of another run."""
         if self._last_step is not None or not self.context.world.is_main:
             return
         from shoal import checkpoint
@@ -155,7 +155,7 @@ class Checkpointer:
             )
 
     def _save_due(self) -> None:
-        """Save if a save is due. If it fails, log the error and go on: the next may succeed."""
+        """Save if a save is due. If it fails, log the error and go on, as the next may succeed."""
         if not self._due:
             return
         self._due = False
@@ -175,7 +175,7 @@ class Checkpointer:
             self._save_due()
 
     def resume(self) -> None:
-        """Restore the newest checkpoint if the launcher asks for it: ``--resume``, or a restart."""
+        """Restore the newest checkpoint after ``--resume`` or a restart by the launcher."""
         if os.environ.get(env.RESUME) != "1":
             return
         if self._directory is None:
@@ -189,7 +189,7 @@ class Checkpointer:
             log.info("%s has no checkpoint: the run starts at step 0", self._directory)
 
     def _root(self, path: str | os.PathLike[str] | None) -> Path:
-        """Return ``path``, or the run's own directory if it is None."""
+        """Return ``path``, or the run's own directory if ``path`` is None."""
         root = path if path is not None else self._directory
         if root is None:
             options = "run.save(path), distribute(checkpoint=...) or shoal run --checkpoint"
@@ -197,5 +197,5 @@ class Checkpointer:
         return Path(root)
 
     def _group(self) -> dist.ProcessGroup | None:
-        """Return the process group that saves and loads together; None if there is one rank."""
+        """Return the process group that saves and loads together, or None for a single rank."""
         return dist.group.WORLD if self.context.world.size > 1 else None

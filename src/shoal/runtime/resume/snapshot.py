@@ -2,9 +2,10 @@
 
 A checkpoint contains:
 
-* once: the agreed model; also the optimizer state, if all ranks share it (not in a pipeline);
-* for each rank: the state of its mode, its random state, its buffers, the script's ``stateful``
-  objects; also its parameters, if replicas differ, and its optimizer state, if not saved once.
+* The agreed model is saved once, and so is an optimizer state that all ranks share (no pipeline).
+* Each rank saves the state of its mode, its random state, its buffers, and the ``stateful`` objects
+  of the script. It saves its parameters if replicas may differ, and an optimizer state that is not
+  saved once.
 
 Gradients that no update has used yet are not saved.
 
@@ -54,14 +55,14 @@ FACTS = {"strategy", "memory", "agrees", "steps", "feeds"}
 def snapshot(
     context: RunContext, replicas: Mapping[str, Replica], position: RunPosition
 ) -> checkpoint.State:
-    """Return the state of a run; all ranks must call it together."""
+    """Return the state of a run. All ranks must call this together."""
     shared: State = {}
     own: State = {"rng": checkpoint.rng_state(), "place": replica_coordinates(context)}
     for name, replica in replicas.items():
         state = own[name] = {}
         with replica.agreed():
             model = model_state(replica.model_part)
-            # After this block the replica has its own values again: copy what would change then.
+            # After this block the replica has its own values again, so copy tensors that change.
             unchanged = replica.mode.agrees and not any(True for _ in replica.model.buffers())
             shared[name] = model if unchanged else copied(model)
             _save_optimizer(replica, name, shared, state)
@@ -85,7 +86,7 @@ def snapshot(
 
 
 def _save_optimizer(replica: Replica, name: str, shared: State, own: State) -> None:
-    """Add the optimizer state to ``shared`` if one is saved for all ranks, else to ``own``.
+    """Add the optimizer state to ``shared`` if all ranks share it, otherwise to ``own``.
 
     In ``own``, the state of a sharded parameter is gathered, so that any partition can load it.
     """
@@ -108,7 +109,7 @@ class Restorer:
         self._optimizers: dict[str, State] = {}
 
     def check(self, replicas: Mapping[str, Replica], loaders: Sequence[RunLoader]) -> None:
-        """Raise if the checkpoint does not fit models, optimizers or loaders; change nothing."""
+        """Raise if the checkpoint does not fit models, optimizers or loaders. Change nothing."""
         if lacking := FACTS - set(self.loaded.meta):
             raise CheckpointMismatch(
                 f"{self.loaded.path} was not saved by a run, because it has no {min(lacking)!r}: "
@@ -122,7 +123,7 @@ class Restorer:
             loader.check(position)
 
     def _optimizer(self, name: str, replica: Replica) -> State:
-        """Return the saved optimizer state for a replica: shared, this rank's own, or merged."""
+        """Return the shared saved optimizer state, or this rank's own, or all ranks' merged."""
         shared: State | None = self.loaded.shared.get(f"{name} optimizer")
         if shared is not None:
             return shared
@@ -134,12 +135,12 @@ class Restorer:
 
     @property
     def _own_part(self) -> Mapping[str, Any] | None:
-        """This rank's saved state, if the number of ranks and the partition are as when saved."""
+        """This rank's saved state, or None if the number of ranks or the partition changed."""
         same_partition = self.loaded.meta["memory"][-1] == state_compatibility_key(self.context)[-1]
         return self.own if same_partition else None
 
     def _all_parts(self) -> list[Mapping[str, Any]]:
-        """Return the own state of each rank that saved; read it from the files only once."""
+        """Return the own state of each rank that saved. The files are read only once."""
         if not self._parts:
             self._parts = [self.loaded.parts(rank) for rank in range(self.loaded.size)]
         return self._parts
@@ -159,7 +160,7 @@ class Restorer:
         replica.mode.load_state_dict(_to_device(state, self.context.world.device))
 
     def _mode_state(self, name: str, replica: Replica) -> Mapping[str, Any]:
-        """Return the saved state of the mode; {} if the current strategy cannot use it."""
+        """Return the saved state of the mode, or {} if the current strategy cannot use it."""
         first = self.own if self.own is not None else self._all_parts()[0]
         saved: Mapping[str, Any] = first[name]["axes"]
         fits = set(saved) == set(replica.mode.state_dict())
@@ -174,7 +175,7 @@ class Restorer:
         return merged
 
     def restore_stateful(self) -> None:
-        """Load the ``stateful`` objects; on another number of ranks, all ranks load rank 0's."""
+        """Load the ``stateful`` objects, from rank 0 if the number of ranks has changed."""
         saved = (self.own if self.own is not None else self.loaded.parts(0))["stateful"]
         for name, each in self.context.settings.stateful.items():
             if name in saved:
@@ -211,9 +212,9 @@ def _match_types(current: Any, saved: Any) -> Any:
 
 
 def merge_states(parts: Sequence[Any]) -> Any:
-    """Return one nested state: the mean of float tensors of equal shape, else the first value.
+    """Return one nested state, with float tensors of equal shape averaged over the states.
 
-    A key that only some of the states have (those of one pipeline stage) is merged over these.
+    Other values are the first's. A key that only some states have is merged over these states.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -223,7 +224,7 @@ def merge_states(parts: Sequence[Any]) -> Any:
         if not first.is_floating_point() or not alike:
             return first
         if all(torch.equal(p, first) for p in parts[1:]):
-            return first  # exactly; a mean could differ by rounding
+            return first  # a mean could differ by rounding
         return torch.stack([p.double() for p in parts]).mean(0).to(first.dtype)
     if isinstance(first, Mapping):
         keys = dict.fromkeys(key for part in parts for key in part)
@@ -234,7 +235,7 @@ def merge_states(parts: Sequence[Any]) -> Any:
 
 
 def _merge_optimizers(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the optimizer states of all ranks: unite pipeline stages, and average replicas."""
+    """Merge all ranks' optimizer states. Stages are united, and replicas are averaged."""
     groups = [
         {**alike[0], "params": list(dict.fromkeys(n for group in alike for n in group["params"]))}
         for alike in zip(*(state["groups"] for state in states), strict=True)

@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 
 def model_state(model_part: ModelPart) -> dict[str, Tensor]:
-    """Return the whole model's ``state_dict``; ranks of a sharded model must call it together."""
+    """Return the whole model's state. All ranks of a sharded model must call this together."""
     if isinstance(model_part, ShardedModel):
         from shoal.runtime.parallel import full_state
 
@@ -32,7 +32,7 @@ def model_state(model_part: ModelPart) -> dict[str, Tensor]:
 
 
 def model_layout(model_part: ModelPart) -> dict[str, Tensor]:
-    """Return a tensor of the right shape and dtype for each name; meta tensors if sharded."""
+    """Return {name: tensor of its shape and dtype}. If sharded, these are meta tensors."""
     if isinstance(model_part, ShardedModel):
         entries = model_part.parallel.entries
         return {e.name: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in entries}
@@ -53,7 +53,7 @@ def load_model(model_part: ModelPart, state: NamedTensors) -> None:
 
 
 def copied(state: NamedTensors) -> dict[str, Tensor]:
-    """Return copies of all tensors of a state; names that share one tensor share one copy."""
+    """Return copies of all tensors of a state. Names that share a tensor share a copy."""
     copies: dict[tuple[Any, ...], Tensor] = {}
     copied_state = {}
     for name, tensor in state.items():
@@ -75,7 +75,7 @@ def optimizer_state(
 ) -> State:
     """Return an optimizer's state and hyper-parameters, by parameter name.
 
-    With ``whole``, sharded tensors are gathered: all ranks that hold a part must call it together.
+    With ``whole``, sharded tensors are gathered, so all ranks that hold a part must call this.
     """
     names = _names(optimizer, parameters)
     state = {
@@ -110,10 +110,10 @@ def _gather(value: Any) -> Any:
 def check_optimizer(
     optimizer: torch.optim.Optimizer, parameters: NamedTensors, state: State
 ) -> None:
-    """Raise if a saved state does not fit this optimizer; change nothing.
+    """Raise if a saved state does not fit this optimizer. Change nothing.
 
     Raises:
-        CheckpointMismatch: the class, the groups or their parameters differ; it says which.
+        CheckpointMismatch: the class, the groups or their parameters differ.
     """
     kind = type(optimizer).__name__
     if state["kind"] != kind:
@@ -169,7 +169,7 @@ def load_optimizer(
 def _copy_for(parameter: Tensor, value: Any, *, to_device: bool) -> Any:
     """Return a saved value with its tensors copied.
 
-    With ``to_device`` they go to the parameter's device; a tensor of its shape is sharded like it.
+    With ``to_device``, copies are on the parameter's device, and those of its shape are sharded.
     """
     if isinstance(value, list | tuple):  # LBFGS has lists of tensors in its state
         return type(value)(_copy_for(parameter, v, to_device=to_device) for v in value)
@@ -189,7 +189,7 @@ def _copy_for(parameter: Tensor, value: Any, *, to_device: bool) -> Any:
 
 
 def _names(optimizer: torch.optim.Optimizer, parameters: NamedTensors) -> dict[int, str]:
-    """Return ``id(parameter)`` -> name; a parameter outside the model is named by its position."""
+    """Return {id(parameter): name}. A parameter outside the model is named by its position."""
     known = {id(p): name for name, p in parameters.items()}
     for index, group in enumerate(optimizer.param_groups):
         for position, p in enumerate(group["params"]):
@@ -198,7 +198,7 @@ def _names(optimizer: torch.optim.Optimizer, parameters: NamedTensors) -> dict[i
 
 
 def local_buffers(model_part: ModelPart) -> dict[str, Tensor]:
-    """Return this rank's buffers by name, including those that are not in its ``state_dict``."""
+    """Return this rank's buffers by name, including buffers outside its ``state_dict``."""
     buffers = {plain(n): b for n, b in model_part.model.named_buffers()}
     if not isinstance(model_part, ShardedModel):
         return buffers
@@ -210,7 +210,7 @@ def local_buffers(model_part: ModelPart) -> dict[str, Tensor]:
 def state_compatibility_key(context: RunContext) -> list[str]:
     """Return texts that must be the same when a mode's state is saved and when it is loaded.
 
-    They are the compressor, the schedule (if it slices tensors, else ""), and the partition.
+    They are the compressor, the schedule ("" if it does not slice tensors), and the partition.
     """
     s = context.strategy
     degrees = f"shard({s.partition.shard}) tensor({s.partition.tensor}) pipe({s.partition.pipe})"
@@ -218,6 +218,6 @@ def state_compatibility_key(context: RunContext) -> list[str]:
 
 
 def replica_coordinates(context: RunContext) -> list[int]:
-    """Return this rank's [pp, dp_shard, tp] in the mesh; [] if each rank holds a whole model."""
+    """Return this rank's [pp, dp_shard, tp] in the mesh, or [] if there is no mesh."""
     mesh, axes = context.mesh, ("pp", "dp_shard", "tp")
     return [] if mesh is None else [mesh[axis].get_local_rank() for axis in axes]

@@ -30,8 +30,9 @@ class RunLoader:
     Attributes:
         step: the number of the next step.
         busy: whether the loop is using a batch, so that its step may not be over.
-        on_start: called before the first batch of a loop.
-        on_batch_done: called when the loop asks for the next batch, or an epoch ends.
+        on_start: a function that is called before the first batch of a loop.
+        on_batch_done: a function that is called when the loop asks for the next batch, or when an
+            epoch ends.
     """
 
     def __init__(self, loader: Loader, context: RunContext) -> None:
@@ -91,7 +92,7 @@ class RunLoader:
         return self.loader.state_dict()
 
     def check(self, state: Mapping[str, int]) -> None:
-        """Raise if a saved position does not fit this loader; do not change the position."""
+        """Raise if a saved position does not fit this loader. Do not change the position."""
         self.loader.check(state)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -118,7 +119,7 @@ class Batches:
     def counts(self, batch: Any) -> tuple[int, Callable[[], int]]:
         """Return the number of samples on this rank, and a function that returns the total.
 
-        The total is over all workers if their batches form one batch, else over this replica. For a
+        The total is over all workers if their batches form one, otherwise over this replica. For a
         batch of ``run.loader`` the total over all workers is known. In other cases with several
         ranks, an all-reduce runs during forward.
         """
@@ -136,7 +137,7 @@ class Batches:
         return samples, self._sum(samples, self._side_group, copies=self.context.copies)
 
     def _sum(self, samples: int, group: dist.ProcessGroup, *, copies: int) -> Callable[[], int]:
-        """Start an all-reduce of ``samples``; return a function that waits for the total.
+        """Start an all-reduce of ``samples``, and return a function that waits for the total.
 
         Each sample is read by ``copies`` ranks of the group, but counts once.
         """
@@ -154,7 +155,7 @@ class Batches:
     def split(
         self, batch: Any, samples: int, total: Callable[[], int], parts: int
     ) -> list[tuple[Any, int]]:
-        """Cut a batch into at most ``parts`` micro-batches; return each with its number of samples.
+        """Cut a batch into at most ``parts`` micro-batches. Return each with its sample count.
 
         Ranks of one replica need the same number of micro-batches, because they communicate in
         forward and backward. A rank with fewer samples adds micro-batches that count 0 samples.
@@ -170,7 +171,7 @@ class Batches:
         return micro + [(idle, 0)] * (min(parts, most) - len(micro))
 
     def reduce(self, value: float | bool, how: How) -> float:
-        """Return the mean, sum, max or min of all ranks' values; all ranks must call it."""
+        """Return the mean, sum, max or min of all ranks' values. All ranks must call this."""
         if how not in OPS:
             raise UnknownName("way to agree", how, OPS)
         size = self.context.world.size

@@ -1,4 +1,4 @@
-"""Flat buffers: one for each dtype and device, with a shaped view for each tensor.
+"""One flat buffer for each dtype and device, with a shaped view for each tensor.
 
 Tensors are stored in the order in which backward reaches them (last layer first). So the tensors of
 one bucket are one contiguous range, which is sent and received without a copy:
@@ -42,7 +42,7 @@ class ParamView(NamedTuple):
     kind: Kind  # dtype and device of its flat buffer
     start: int  # index of its first element in the buffer
     numel: int  # a complex number counts as two elements
-    view: Tensor  # with the shape of the tensor, and its strides if they are dense
+    view: Tensor  # has the shape of the tensor, and its strides if the tensor is dense
 
 
 class Bucket(NamedTuple):
@@ -50,20 +50,20 @@ class Bucket(NamedTuple):
 
     task: Task
     names: tuple[str, ...]  # the parameter of each piece
-    # key of the compressor state of each piece: "name", or "name[start:stop]" for a slice
+    # The key of each piece's compressor state is "name", or "name[start:stop]" for a slice.
     keys: tuple[str, ...]
     pieces: tuple[Tensor, ...]  # a shaped view of a whole parameter, a flat view of a slice
-    whole: Tensor  # all pieces as one flat view; in the last bucket it includes the tail
+    whole: Tensor  # all pieces as one flat view, with the tail in the last bucket
 
 
 class FlatBuffers:
     """Flat buffers for named tensors, stored in backward order.
 
     Args:
-        tensors: the tensors by name, in forward order; their values are not used.
+        tensors: the tensors by name, in forward order. Their values are not used.
         tail: how many extra numbers to store behind the last tensor and to send with the last
-            bucket; must be 0 unless all tensors have one dtype and device.
-        allocate: allocates the memory.
+            bucket. It must be 0 unless all tensors have one dtype and device.
+        allocate: the function that allocates the memory.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FlatBuffers:
 
     @cached_property
     def storage(self) -> dict[Kind, Tensor]:
-        """The buffers by dtype and device, allocated at first use: a lone worker may need none."""
+        """The buffers by dtype and device. They are allocated at first use."""
         sizes: dict[Kind, int] = {}
         for kind, numel in map(_extent, self._tensors.values()):
             sizes[kind] = sizes.get(kind, self._tail) + numel
@@ -125,7 +125,7 @@ class FlatBuffers:
             start = bound[-1].whole.storage_offset() - buffer.storage_offset()
             bound[-1] = bound[-1]._replace(whole=buffer[start:])
         index = {name: i for i, name in enumerate(self.names)}
-        # Merge by the layer that completes a bucket; the buckets of a buffer keep the plan's order.
+        # Merge by the layer that completes a bucket. The buckets of a buffer stay in plan order.
         return tuple(merge(*plans, key=lambda b: -min(index[n] for n in b.names)))
 
     def _layer(self, name: str) -> Layer:
@@ -154,18 +154,18 @@ class FlatBuffers:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor viewed as real numbers, which compressors need; others as is."""
+    """Return a real view of a complex tensor, for compressors. Return other tensors as is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _extent(tensor: Tensor) -> tuple[Kind, int]:
-    """Return the key of the buffer that stores a tensor, and its number of real elements."""
+    """Return the key of a tensor's buffer, and the tensor's number of real elements."""
     numel = 2 * tensor.numel() if tensor.is_complex() else tensor.numel()
     return (tensor.dtype, tensor.device), numel
 
 
 def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
-    """Return a view of the buffer with the shape of ``like``, and its strides if dense."""
+    """Return a view of the buffer with the shape of ``like``, and its strides if it is dense."""
     if like.is_complex():
         return torch.view_as_complex(buffer[start : start + 2 * like.numel()].view(*like.shape, 2))
     flat = buffer[start : start + like.numel()]

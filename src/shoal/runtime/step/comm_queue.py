@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class PendingFlow:
-    """A flow that was started over a wire: its first ask is issued, or it has ended."""
+    """A flow that was started over a wire. It has issued its first ask, or it has ended."""
 
     __slots__ = ("_flow", "_pending", "_wire")
 
@@ -46,23 +46,23 @@ class InlineQueue:
     """Runs each job at once, in the caller's thread."""
 
     def submit(self, job: Job) -> int:
-        """Run a job; return 0, a job number that ``join`` accepts."""
+        """Run a job, and return 0 as its number, which ``join`` accepts."""
         job()
         return 0
 
     def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
-        """Call ``start``; return the function that it returns, which waits for the result."""
+        """Call ``start``, and return its return value, a function that waits for the result."""
         return start()
 
     def join(self, upto: int | None = None) -> None:
         """Do nothing, because all submitted jobs have run."""
 
     def close(self) -> None:
-        """Do nothing; ``CommThread`` ends its thread."""
+        """Do nothing. ``CommThread`` overrides this to end its thread."""
 
 
 class CommThread(InlineQueue):
-    """Runs jobs in one communication thread; ``join`` raises the error of a job."""
+    """Runs jobs in one communication thread. ``join`` raises the first error of a job."""
 
     def __init__(self, name: str = "shoal-exchange") -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -73,7 +73,7 @@ class CommThread(InlineQueue):
         self._thread.start()
 
     def submit(self, job: Job) -> int:
-        """Queue a job; return its number, which can be passed to ``join``."""
+        """Queue a job, and return its number, which can be passed to ``join``."""
         with self._changed:
             self._submitted += 1
             number = self._submitted
@@ -81,7 +81,7 @@ class CommThread(InlineQueue):
         return number
 
     def call(self, start: Callable[[], Callable[[], Result]]) -> Callable[[], Result]:
-        """Queue the call of ``start``; the returned function waits for its result."""
+        """Queue the call of ``start``, and return a function that waits for the result."""
         started: list[Callable[[], Result]] = []
         self.submit(lambda: started.append(start()))
 
@@ -92,7 +92,7 @@ class CommThread(InlineQueue):
         return wait
 
     def join(self, upto: int | None = None) -> None:
-        """Wait until all jobs, or those up to number ``upto``, have run; raise the first error."""
+        """Wait for all jobs, or for jobs up to number ``upto``, and raise the first error."""
         with self._changed:
             if upto is not None:
                 self._changed.wait_for(lambda: self._finished >= upto or self._error is not None)
@@ -104,7 +104,7 @@ class CommThread(InlineQueue):
             raise error
 
     def close(self) -> None:
-        """End the thread after the queued jobs; wait at most 5 seconds for it."""
+        """End the thread after the queued jobs. Wait at most 5 seconds for its end."""
         self._jobs.put(None)
         self._thread.join(5)
 

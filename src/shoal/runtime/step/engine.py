@@ -2,10 +2,10 @@
 
 Gradients are stored in flat buffers, and each parameter's ``.grad`` becomes a view of its buffer:
 
-1. a hook runs when a gradient has been computed; large gradients are copied into the buffer now;
-2. when all gradients of a bucket are computed, the rest is copied, and its flow starts (asks once);
-3. buckets start in plan order, so that every rank enters its collectives in the same order;
-4. after backward, `settle` waits for the answers, most of which have arrived by then.
+1. A hook runs when a gradient has been computed. It copies a large gradient into the buffer.
+2. When a bucket has all its gradients, the small ones are copied, and its flow issues an ask.
+3. Buckets start in plan order, so that every rank enters its collectives in the same order.
+4. After backward, `settle` waits for the answers, most of which have arrived by then.
 
 With a `CommThread`, the job that starts bucket i then finishes bucket i - ``lag``, so that few
 flows are open at once. With an `InlineQueue`, ``lag`` is None, and flows are finished only after
@@ -29,18 +29,18 @@ from shoal.runtime.step.stats import EMPTY_REPORT, OwnReport, StepReport
 from shoal.runtime.tuning.measure import StepTimer
 from shoal.wire.wire import Wire
 
-LARGE = 2**16  # bytes; larger gradients are copied at once, while in the cache, others in groups
+LARGE = 2**16  # gradients of at least so many bytes are copied at once, while in the cache
 
 
 class Engine:
     """Puts hooks on parameters, which copy gradients into buckets and start the buckets' flows.
 
     Args:
-        exchange: has the flat buffers and the buckets.
-        wire: the flows ask over it.
-        parameters: the parameters by name; the exchange uses the same names.
-        reports: may write the step report into the last bucket.
-        timer: records when gradients and messages arrive; None if the schedule needs no times.
+        exchange: the exchange that has the flat buffers and the buckets.
+        wire: the wire that answers the asks of the flows.
+        parameters: the parameters, by the names that the exchange uses.
+        reports: the object that may write the step report into the last bucket.
+        timer: records when gradients and messages arrive. None if the schedule needs no times.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Engine:
         self.bind()
 
     def bind(self) -> None:
-        """Record which buckets contain which gradients; call it again when the buckets change."""
+        """Record which buckets contain which gradients. Call this when the buckets change."""
         buckets = self.exchange.buckets
         self._buckets_of: dict[str, list[int]] = {name: [] for name in self.parameters}
         for index, bucket in enumerate(buckets):
@@ -86,7 +86,7 @@ class Engine:
         self.reset()
 
     def reset(self) -> None:
-        """Prepare for the next step; all buckets of the current step must be averaged."""
+        """Prepare for the next step. All buckets of the current step must be averaged."""
         self.armed = False
         self._next = 0
         self._flows: list[PendingFlow | None] = [None] * len(self.exchange.buckets)
@@ -99,8 +99,8 @@ class Engine:
         """Send gradients during the next backward, which is the last one of the step.
 
         Args:
-            report: returns this rank's step report; called just before the last bucket starts, if
-                that is during backward.
+            report: a function that returns this rank's step report. It is called just before the
+                last bucket starts, if this bucket starts during backward.
         """
         self._report = report
         self.armed = True
@@ -108,7 +108,7 @@ class Engine:
             self._timer.open()
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
-        """Return the gradient hook of one parameter; it does little, to keep backward fast."""
+        """Return the gradient hook of one parameter. It does little, to keep backward fast."""
         large = (name,) if self._views[name].nbytes >= LARGE else ()
         timer = self._timer
 
@@ -178,7 +178,7 @@ class Engine:
             flow.finish()
 
     def send_rest(self, report: StepReport) -> tuple[str, ...]:
-        """After backward, start the other buckets; return the parameters without a gradient."""
+        """Start the remaining buckets after backward. Return the parameters without a gradient."""
         self.armed = False
         unused = []
         for name, parameter in self.parameters.items():
@@ -204,8 +204,8 @@ class Engine:
     def settle_some(self, names: tuple[str, ...]) -> set[str]:
         """Wait until the buckets that contain these parameters are averaged.
 
-        Return the parameters in these buckets that are averaged completely: the slices of a
-        parameter may also lie in other buckets.
+        Return the parameters in these buckets that are averaged completely. A parameter may also
+        have slices in other buckets, which may not be averaged yet.
         """
         wanted = sorted({i for name in names for i in self._buckets_of[name]})
         with self._exposed():

@@ -1,8 +1,8 @@
 """Exchange named tensors with the other workers, bucket by bucket, through a compressor.
 
-An exchange has its numbers in flat buffers. ``flow(i)`` is the flow of bucket i: it yields asks, is
-sent the answers, and replaces this worker's numbers by the average, in place. The engine runs it
-during backward, a mode at the end of a step, or the lockstep trainer in tests.
+An exchange has its numbers in flat buffers. ``flow(i)`` is the flow of bucket i. It yields asks, is
+sent the answers, and replaces this worker's numbers by the average, in place. The engine runs flows
+during backward. Modes without an engine run them at other times, and the lockstep trainer in tests.
 
 Compressor states (residuals, momenta) belong to parameters, or to slices of parameters. When the
 buckets change, `reslice_states` cuts the states for the new slices.
@@ -36,9 +36,9 @@ class Exchange:
 
     Args:
         flat: the flat buffers.
-        schedule: plans the buckets.
-        compressor: encodes what is sent.
-        cost: number of bytes -> seconds of a message, for the plan.
+        schedule: the schedule that plans the buckets.
+        compressor: the compressor that encodes the messages.
+        cost: a function from the bytes of a message to its seconds, for the plan.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Exchange:
         return self.flat.bind(self.schedule, self._cost)
 
     def rebind(self, schedule: Schedule, measured: Mapping[str, Layer], cost: Cost) -> bool:
-        """Plan the buckets again, between two rounds; return whether they changed.
+        """Plan the buckets again, between two rounds, and return whether they changed.
 
         ``measured`` has the measured layers by name, and ``cost`` the measured cost of a message.
         """
@@ -88,7 +88,7 @@ class Exchange:
             yield from self._reduce(bucket)
 
     def _reduce(self, bucket: Bucket) -> Asks:
-        """Run one flow for each piece of the bucket; their i-th asks are issued as one."""
+        """Run one flow for each piece of the bucket. The i-th asks of all flows become one ask."""
         flows = together(self._open(bucket, writes=not self.moves))
         stopwatch = self.stopwatch
         ends = yield from flows if stopwatch is None else stopwatch.timed(flows, bucket.keys)
@@ -98,7 +98,7 @@ class Exchange:
             _put(agreed.mean - agreed.mine.dense() if self.moves else agreed.mean, piece)
 
     def _scatter(self, bucket: Bucket) -> Asks:
-        """Run a reduce-scatter of the bucket: every rank gets the sum of its own part."""
+        """Run a reduce-scatter of the bucket, so that every rank gets the sum of its own part."""
         flow = self.compressor.flow(Value(bucket.whole), None, self.round)
         ask = next(flow)
         if not isinstance(ask, Mean):
@@ -132,9 +132,9 @@ class Exchange:
         self._previous.clear()
 
     def messages(self, names: Container[str] | None = None) -> dict[str, tuple[Tensor, ...]]:
-        """Return the encoded pieces to push to a server, by key: those in ``names``, or all.
+        """Return the encoded pieces in ``names``, or all pieces, to push to a server, by key.
 
-        The compressor must issue exactly one ask. What the encoding loses is kept in the
+        The compressor must issue exactly one ask. The error of the encoding is kept in the
         compressor's state, if it has one.
         """
         messages: dict[str, tuple[Tensor, ...]] = {}
@@ -152,7 +152,7 @@ class Exchange:
         return messages
 
     def _open(self, bucket: Bucket, *, writes: bool) -> list[Flow]:
-        """Return a flow for each piece; with ``writes`` it may write the mean into the piece."""
+        """Return a flow for each piece. With ``writes`` it may write the mean into the piece."""
         if not all(key in self.states for key in bucket.keys):
             self._reslice()
         values = [
@@ -175,7 +175,7 @@ class Exchange:
         return {"round": self.round, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; {} resets the rounds and the states."""
+        """Load a state that ``state_dict`` returned. An empty dict resets rounds and states."""
         self.round = int(state.get("round", 0))
         self.states = dict(state.get("states", {}))
 
@@ -186,7 +186,7 @@ def _put(value: Tensor, into: Tensor) -> None:
 
 
 def _parts(ask: Ask) -> tuple[Tensor, ...]:
-    """Return the tensors that an ask sends; a `Mean` is copied, as it may be overwritten later."""
+    """Return the tensors that an ask sends. A `Mean` is copied, as it may be overwritten."""
     if isinstance(ask, Gather):
         return ask.parts
     if isinstance(ask, Mean):
@@ -215,10 +215,10 @@ def reslice_states(
     """Return a state for each piece, from the states of other slices of the same parameters.
 
     Args:
-        states: the old states by key: ``name``, or ``name[start:stop]`` for a slice.
-        pieces: the new pieces, by such keys.
+        states: the old states by key. A key is ``name``, or ``name[start:stop]`` for a slice.
+        pieces: the new pieces, by keys of the same form.
         views: a tensor with the shape and strides of each parameter, by name.
-        init: makes the first state of a piece.
+        init: a function that makes the first state of a piece.
     """
     slices: dict[str, list[StateSlice]] = {}
     for key, state in states.items():
@@ -245,7 +245,7 @@ def span(key: str, views: Mapping[str, Tensor]) -> tuple[str, int, int]:
 
 
 def _merge(fresh: StateSlice, old: list[StateSlice], view: Tensor) -> Any:
-    """Return a new slice's state: tensors from the old slices, the rest from the first old one."""
+    """Return a new slice's state, with tensors merged and other values from the first old slice."""
     start, stop, state = fresh
     if isinstance(state, Tensor) and state.numel() == stop - start:
         into = _flatten(state, view).clone()

@@ -19,14 +19,14 @@ FactorPair = tuple[Tensor, Tensor]
 class Factors(Mapping[str, FactorPair]):
     """Maps the name of a linear layer's weight to the factors (u, v) of its gradient u.T @ v.
 
-    u has shape (K, rows), the gradients of the layer's outputs; v has shape (K, cols), its inputs;
-    K is the number of input rows since the last update. Only layers that ran forward (with a
-    positional input) and backward have an entry. A layer has none if the batch has more than two
-    dimensions and the output is then overwritten in place. The tensors are autograd's own; reading
-    an entry may concatenate them.
+    u holds the gradients of the layer's outputs, with shape (K, rows). v holds the inputs, with
+    shape (K, cols). K is the number of input rows since the last update. Only layers that ran
+    forward (with a positional input) and backward have an entry. A layer has no entry if the batch
+    has more than two dimensions and the output is then overwritten in place. The tensors are
+    autograd's own. Reading an entry concatenates them if the layer ran several times.
 
     Args:
-        model: its ``nn.Linear`` modules whose weight is in ``parameters`` get a forward hook.
+        model: each ``nn.Linear`` in it whose weight is in ``parameters`` gets a forward hook.
         parameters: the parameters by the names that the entries get.
     """
 
@@ -76,7 +76,7 @@ class Factors(Mapping[str, FactorPair]):
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
-    """Return a 2-D tensor: all dimensions but the last are flattened into one."""
+    """Return a 2-D tensor, with all dimensions but the last flattened into one."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
@@ -89,10 +89,10 @@ def sparse_parameters(model: nn.Module, strategy: Strategy) -> set[int]:
 
 
 def average_rows(parameters: Iterable[Tensor], wire: Wire) -> None:
-    """Replace each sparse gradient by the mean over all workers, which must call it together."""
+    """Replace each sparse gradient by its mean over workers. All must call this together."""
     for p in parameters:
         rows = wire.ask(Rows(p.grad if p.grad is not None else _no_rows(p))).wait()
-        p.grad = rows if rows._nnz() else None  # None: no worker has a gradient
+        p.grad = rows if rows._nnz() else None  # None if no worker has a gradient
 
 
 def _no_rows(p: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a rank trains: a whole model, or its part of a model that is sharded over ranks.
+"""A whole model, or this rank's part of a model that is sharded over ranks.
 
-Both classes have the same methods, so that modes need not distinguish them: ``trainable`` returns
-the parameters, ``collect`` copies their gradients into an exchange, ``deliver`` makes the averaged
-gradients their gradients, ``norm`` and ``clip`` work like torch's functions.
+Both classes have the same methods, so that modes need not distinguish them. ``trainable`` returns
+the parameters. ``collect`` copies their gradients into an exchange, and ``deliver`` replaces their
+gradients by the averaged ones. ``norm`` and ``clip`` work like torch's functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReplicatedModel:
-    """A model of which this rank holds all parameters: the user's module, without a wrapper."""
+    """The user's module, without a wrapper. This rank holds all its parameters."""
 
     pipeline = None
 
@@ -29,11 +29,11 @@ class ReplicatedModel:
         self.model = model
 
     def trainable(self) -> dict[str, Tensor]:
-        """Return the parameters that require gradients, by name; a tied parameter appears once."""
+        """Return the parameters that require gradients. A tied parameter appears once."""
         return {plain(n): p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def collect(self, exchange: Exchange) -> None:
-        """Copy the gradients into the exchange's buffers; a missing gradient becomes zero."""
+        """Copy the gradients into the exchange's buffers. A missing gradient becomes zero."""
         for name, p in self.trainable().items():
             if (place := exchange.flat.views.get(name)) is None:
                 continue
@@ -54,7 +54,7 @@ class ReplicatedModel:
         return float(torch.nn.utils.get_total_norm(dense))
 
     def clip(self, limit: float, norm: float) -> None:
-        """Clip the gradients in place as ``clip_grad_norm_`` does; ``norm`` is their norm."""
+        """Clip the gradients in place as ``clip_grad_norm_`` does. ``norm`` is their 2-norm."""
         total = torch.tensor(norm, dtype=torch.float64)
         torch.nn.utils.clip_grads_with_norm_(list(self.trainable().values()), limit, total)
 
@@ -71,7 +71,7 @@ class ShardedModel:
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """The pipeline that runs the model; None if the model is not cut into stages."""
+        """The pipeline that runs the model, or None if the model is not cut into stages."""
         return self.parallel.pipeline
 
     def trainable(self) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ class ShardedModel:
         return {n: t for n, t in self.parallel.local_parameters().items() if n not in frozen}
 
     def collect(self, exchange: Exchange) -> None:
-        """Copy this rank's part of each gradient into the buffers; a missing one becomes zero."""
+        """Copy this rank's part of each gradient into the buffers, or zeros if it is missing."""
         self._shard_gradients()
         grads = self.parallel.local_gradients()
         for name, place in exchange.flat.views.items():
@@ -91,7 +91,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def _shard_gradients(self) -> None:
-        """Give each gradient the placements of its parameter; set a missing gradient to zeros."""
+        """Give each gradient its parameter's placements, and set a missing gradient to zeros."""
         from torch.distributed.tensor import DTensor
 
         for p in self.model.parameters():
@@ -114,13 +114,13 @@ class ShardedModel:
         return float(global_norm(self.parallel))
 
     def clip(self, limit: float, norm: float) -> None:
-        """Clip this rank's part of the gradients in place; all ranks of the replica must do so."""
+        """Clip this rank's part of the gradients in place. All ranks of the replica must do so."""
         from shoal.runtime.parallel import clip
 
         clip(self.parallel, limit, norm=norm)
 
     def call(self, *inputs: Any, **named: Any) -> Any:
-        """Return the model's output; all ranks of the replica must call it together."""
+        """Return the model's output. All ranks of the replica must call this together."""
         if self.pipeline is None:
             return self.model(*inputs, **named)
         if named:

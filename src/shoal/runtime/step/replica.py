@@ -21,7 +21,7 @@ from shoal.wire.wire import TracedWire, Wire
 
 
 class Replica:
-    """Trains a model through its mode; builds a new mode if parameters are added or (un)frozen."""
+    """Trains a model through a mode. If parameters are added or (un)frozen, builds a new mode."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Replica:
     # One step.
 
     def begin(self, step: int) -> None:
-        """Start a step; rebuild the mode if parameters were added, frozen or unfrozen."""
+        """Start a step. Rebuild the mode if parameters were added, frozen or unfrozen."""
         self.wire.step = step
         if self._trainable_flags() != self._signature:
             self._replan()
@@ -63,13 +63,13 @@ class Replica:
         self.mode.begin(step)
 
     def agree(self, report: StepReport, step: int) -> PendingReports:
-        """After backward, average the gradients (or start to), and publish the step report."""
+        """After backward, let the mode average the gradients and publish the step report."""
         if not self._begun:  # the loop does not use run.micro
             self.begin(step)
         return self.mode.agree(report)
 
     def finish(self, apply: Apply) -> float:
-        """Call ``apply``, now or later, and end the step; return the seconds of waiting."""
+        """Let the mode call ``apply`` and end the step. Return the seconds of waiting."""
         self._begun = False
         waited = self.mode.finish(apply)
         if not self.mode.defers:
@@ -82,15 +82,15 @@ class Replica:
         self.mode.skip()
 
     def clear(self) -> None:
-        """Set all gradients to None, and drop what else the mode stores of this step."""
+        """Set all gradients to None, and drop other data of this step in the mode."""
         for p in self._with_gradients:
             p.grad = None
         self.mode.clear()
 
-    # If parameters were added, frozen or unfrozen.
+    # Used when parameters were added, frozen or unfrozen.
 
     def _replan(self) -> None:
-        """Build a new mode, and load the old one's state of parameters that still train."""
+        """Build a new mode, and load the old mode's state of parameters that still train."""
         waits, workers = self.context.strategy.synchrony.waits, self.context.replica_index.workers
         if not waits and workers > 1:
             raise UsageError(
@@ -107,9 +107,9 @@ class Replica:
 
     @torch.no_grad()
     def _make_equal(self) -> None:
-        """Average the model over workers if it differs, and broadcast new parameters."""
+        """Average the model if workers may have different ones, and broadcast new parameters."""
         if not self.mode.agrees:
-            for tensor in self._planned.values():  # including those that were frozen just now
+            for tensor in self._planned.values():  # including parameters that were frozen just now
                 self._average(tensor)
         for name, tensor in self.model_part.trainable().items():
             if name not in self._planned:
@@ -128,10 +128,10 @@ class Replica:
     @contextmanager
     @torch.no_grad()
     def agreed(self) -> Iterator[nn.Module]:
-        """Return a context in which all workers have the same model, the agreed one.
+        """Return a context in which all workers have the same model, called the agreed model.
 
-        If models differ, it is their mean or the servers' model. Float buffers are averaged. All
-        workers must enter the context together. At its end, each has its own values again.
+        If models differ, the agreed model is their mean or the servers' model. Float buffers
+        are averaged. All workers must enter together. At the end, each has its own values again.
         """
         self.mode.drain()
         workers = self.context.replica_index.workers
@@ -155,14 +155,14 @@ class Replica:
                     tensor.copy_(old)
 
     def leave(self) -> None:
-        """End the run for this worker; the wire answers peers until all workers are done."""
+        """End the run for this worker. The wire answers peers until all workers are done."""
         self.mode.close()
         self.mode.leave()
         self.wire.leave()
 
 
 def _state_of(names: Mapping[str, Tensor], state: Any) -> Any:
-    """Return a mode's state of these parameters only; the new mode makes its own anchors."""
+    """Return a mode's state of these parameters, without anchors, which a new mode makes."""
     if not isinstance(state, Mapping):
         return state
     parts = {k: _state_of(names, v) for k, v in state.items() if k not in ("anchor", "states")}

@@ -2,11 +2,11 @@
 
 Each rank publishes one `StepReport` per step. From the reports of all ranks, each rank computes the
 mean loss over the global batch, and knows which rank's loss is NaN. There are three ways to publish
-a report; the mode chooses one when it is built:
+a report. The mode chooses one of them when it is built:
 
-* `OwnReport`: each rank reads only its own (one worker, or workers that do not wait for others);
-* `GatheredReports`: one all-gather behind the gradients;
-* `TailReports`: in the flat buffer behind the last gradient, without a message of their own.
+* `OwnReport` sends nothing, so each rank reads only its own report.
+* `GatheredReports` sends the reports in one all-gather after the gradients.
+* `TailReports` sends the reports in the flat buffer behind the last gradient, in the same message.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shoal.wire.wire import gather_flat
 class StepReport(NamedTuple):
     """The sums of one rank in one step."""
 
-    loss: float  # sum over its samples; 0 if that is NaN or inf
+    loss: float  # sum of the losses of its samples, or 0 if this sum is NaN or inf
     samples: float
     unused: float  # number of parameters without a gradient
-    bad: float  # 1 if the loss is NaN or inf, else 0
+    bad: float  # 1 if the sum of the losses is NaN or inf, otherwise 0
 
 
 REPORT_WIDTH = len(StepReport._fields)
@@ -38,14 +38,14 @@ EMPTY_REPORT = StepReport(0.0, 0.0, 0.0, 0.0)
 
 
 class StepReports(NamedTuple):
-    """The reports of all ranks, or that of this rank alone."""
+    """The reports of all ranks, or only the report of this rank."""
 
     reports: tuple[StepReport, ...]
     copies: int = 1  # how many ranks report the same sample
 
     @property
     def loss(self) -> float:
-        """The mean over all samples; NaN if there are none, or if any rank's loss is not finite."""
+        """The mean over all samples, or NaN if there are none or a rank's loss is NaN or inf."""
         samples = sum(report.samples for report in self.reports)
         if self.bad_ranks() or not samples:
             return math.nan
@@ -53,7 +53,7 @@ class StepReports(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """The number of samples in all reports; each sample counts once."""
+        """The number of samples in all reports. A sample on several ranks counts once."""
         return round(sum(report.samples for report in self.reports) / self.copies)
 
     @property
@@ -62,7 +62,10 @@ class StepReports(NamedTuple):
         return any(report.unused for report in self.reports)
 
     def bad_ranks(self) -> list[int]:
-        """Return which reports have a loss of NaN or inf: their ranks, if all ranks report."""
+        """Return the indices of the reports whose loss is NaN or inf.
+
+        An index is a rank if the reports of all ranks are present.
+        """
         return [rank for rank, report in enumerate(self.reports) if report.bad]
 
 
@@ -71,10 +74,10 @@ PendingReports: TypeAlias = Callable[[], StepReports]
 
 
 class OwnReport:
-    """Publishes nothing: this rank reads only its own report."""
+    """Publishes nothing, so this rank reads only its own report."""
 
     def attach(self, report: Callable[[], StepReport]) -> None:
-        """Do nothing. Called before the last bucket starts; `TailReports` adds ``report()``."""
+        """Do nothing before the last bucket is sent. `TailReports` writes ``report()`` into it."""
 
     def publish(self, report: StepReport) -> PendingReports:
         """Return a function that returns this rank's report only."""
@@ -82,13 +85,13 @@ class OwnReport:
 
 
 class GatheredReports(OwnReport):
-    """Gathers the reports of ``size`` ranks; ``copies`` ranks report each sample."""
+    """Gathers the reports of ``size`` ranks. Each sample is reported by ``copies`` ranks."""
 
     def __init__(self, size: int, copies: int) -> None:
         self._size, self._copies = size, copies
 
     def publish(self, report: StepReport) -> PendingReports:
-        """Start an all-gather of the reports; return a function that waits for it."""
+        """Start an all-gather of the reports, and return a function that waits for it."""
         numbers = torch.empty(self._size * REPORT_WIDTH, dtype=torch.float64)
         own = torch.tensor(report, dtype=torch.float64)
         work = gather_flat(numbers, own, async_op=True)
@@ -118,7 +121,7 @@ class TailReports(OwnReport):
         self._tail.copy_(torch.tensor(row, dtype=self._tail.dtype))
 
     def publish(self, report: StepReport) -> PendingReports:
-        """Return a function that reads the tail; call it when the gradients are averaged."""
+        """Return a function that reads the tail. Call it after the gradients are averaged."""
         return partial(_read, self._tail, 1)
 
 
@@ -132,7 +135,7 @@ def find_unused(
 ) -> Callable[[], set[str]]:
     """Return a function that waits for the names of the parameters that no worker has used.
 
-    An all-reduce is started at once, so all workers of the group must call it together.
+    An all-reduce is started at once, so all workers of the group must call this together.
 
     Args:
         unused: the parameters without a gradient on this worker.
@@ -155,8 +158,8 @@ class StepStats:
     """Counts the samples and losses of the current step on this rank.
 
     Args:
-        weighted: whether the exchange sums gradients (then all weights must sum to 1); else it
-            averages them.
+        weighted: whether the exchange sums gradients, so that all weights must sum to 1. If
+            False, the exchange averages gradients.
         together: whether the batches of all workers form one batch.
         shards: how many ranks of one replica read different samples.
     """
@@ -201,7 +204,7 @@ class StepStats:
         return samples / self.total() * (1 if self.weighted else workers)
 
     def report(self, *pending: tuple[Tensor, int]) -> StepReport:
-        """Return this rank's report; ``pending``: (loss, samples) of a backward still to run."""
+        """Return this rank's report. ``pending`` has (loss, samples) of backwards still to run."""
         losses = [*self.losses, *pending]
         loss = sum(float(loss) * samples for loss, samples in losses)
         samples = sum(samples for _, samples in losses)
@@ -214,9 +217,9 @@ class Step:
 
     Args:
         number: the number of the step, from 0.
-        wait: waits for the reports, and returns them.
+        wait: a function that waits for the reports, and returns them.
         skipped: whether all workers skipped the update because of a NaN or inf.
-        norm: the 2-norm of the averaged gradient before clipping; None if it was not computed.
+        norm: the 2-norm of the averaged gradient before clipping, or None if not computed.
     """
 
     def __init__(
@@ -231,7 +234,7 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The mean loss over the global batch; reading it waits for all ranks.
+        """The mean loss over the global batch. Reading it waits for the reports of all ranks.
 
         It is the mean over this rank's own batch if workers do not wait for each other, and in the
         steps of ``local(h)`` without an exchange.

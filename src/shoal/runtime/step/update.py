@@ -32,7 +32,7 @@ class Updater:
         self._deferred: tuple[int, PendingReports] | None = None
 
     def update(self, replica: Replica, number: int) -> Step:
-        """Let the mode exchange gradients and losses; then update, or skip if one is NaN or inf."""
+        """Exchange gradients and losses. Then update, or skip the update after a NaN or inf."""
         if replica.needs_closure:
             raise UsageError(
                 f"{type(replica.optimizer).__name__} computes the loss several times a step, so it "
@@ -66,7 +66,7 @@ class Updater:
         return Step(number, pending, skipped=skip, norm=norm)
 
     def _is_first(self, replica: Replica) -> bool:
-        """Return whether this is the model's first update; raise if no backward preceded it."""
+        """Return whether this is the model's first update. Raise if no backward preceded it."""
         # One backward may compute gradients of several models, and each may then be updated.
         if self.stats.events == self._seen.get(replica, 0):
             raise UsageError(
@@ -103,7 +103,7 @@ class Updater:
             log.warning("step %d is skipped: %s is NaN or inf on %s", number, what, who)
 
     def _norm(self, replica: Replica, number: int) -> float | None:
-        """Return the norm of the averaged gradient; None if no setting needs it."""
+        """Return the norm of the averaged gradient, or None if no setting needs the norm."""
         settings = self.context.settings
         if settings.clip is None and settings.nonfinite == "stop":
             return None
@@ -113,7 +113,7 @@ class Updater:
         return norm
 
     def closure(self, replica: Replica, closure: Callable[[], Tensor], number: int) -> Step:
-        """Take one optimizer step with a closure; after each call, average loss and gradients."""
+        """Take one optimizer step. After each call of the closure, average loss and gradients."""
         settings, ranks = self.context.settings, self.context.world.size
         clips, skips = settings.clip is not None, settings.nonfinite == "skip"
         self.context.strategy.bind(Facts(ranks, clips=clips, skips=skips, closure=True))

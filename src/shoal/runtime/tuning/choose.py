@@ -1,12 +1,12 @@
 """Choose the fastest schedule by measured steps, and choose again when the link changes.
 
 1. *Survey*: measure some steps with the first plan, and some with messages of a very different
-   size: two sizes are needed to fit the startup of a message and its seconds per byte. There is no
+   size. Two sizes are needed to fit the startup of a message and its seconds per byte. There is no
    survey for a schedule that only reorders its messages.
-2. *Trial*: run each contender for some steps; then run those that are close to the fastest again.
+2. *Trial*: run each contender for some steps. Then run the contenders close to the fastest again.
 3. *Choice*: choose the first contender, the most promising, unless another is clearly faster.
-4. *Watch*: when messages take at least twice, or at most half, their usual time in two looks in a
-   row, begin a new trial.
+4. *Watch*: begin a new trial when messages take at least twice, or at most half, their usual time
+   in two consecutive calls of ``look``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shoal.tuner import Tuner, TunerState, close
 
 STARTUP = 1e-4  # assumed startup seconds of a message, if only one size was measured
 SPREAD = 2  # fit a line only if the largest message is at least this many times the smallest
-CHANGED = 2.0  # the link has changed if messages are this many times slower or faster, twice
-CLEARLY = 0.98  # "clearly faster": fewer seconds than this times those of the first contender
-CLOSE = 1.1  # "close": at most this times the step seconds of the fastest contender
+CHANGED = 2.0  # messages this many times slower or faster in two looks: the link changed
+CLEARLY = 0.98  # clearly faster means less than this times the first contender's seconds
+CLOSE = 1.1  # close means at most this times the step seconds of the fastest contender
 FINALISTS = 3  # run at most so many close contenders again
 RULES = Tuner(0, clearly=CLEARLY, changed=math.nextafter(CHANGED, 0))  # CHANGED itself counts
 
@@ -41,7 +41,7 @@ class ScheduleChoice(NamedTuple):
 
 
 class ScheduleTuner:
-    """Decides from measurements which schedule to use next; ``layers`` need only have sizes."""
+    """Decides from measurements which schedule to use next. ``layers`` need only have sizes."""
 
     def __init__(self, schedule: Schedule, layers: Sequence[Layer]) -> None:
         self.schedule, self.layers = schedule, list(layers)
@@ -51,11 +51,11 @@ class ScheduleTuner:
         self._surveyed = False
         self._contenders: Sequence[Schedule] = ()
         self._choices: list[ScheduleChoice] = []  # one for each contender that has run
-        self._finalists: list[int] | None = None  # contenders to run again; None: not decided
+        self._finalists: list[int] | None = None  # contenders to run again, if decided
         self._tuner, self._state = RULES, RULES.start()._replace(trying=False)
 
     def look(self, seen: Measurements) -> ScheduleChoice | None:
-        """Return the schedule to use after these measurements; None: keep the current one."""
+        """Return the schedule to use after these measurements, or None to keep the current one."""
         if self.schedule.measures == "changes":
             changes = seen.changes
             self.layers = [x._replace(change=changes.get(x.name, 0)) for x in self.layers]
@@ -76,7 +76,7 @@ class ScheduleTuner:
         return self._begin(seen, f"messages take {slower:.2g} times their usual seconds")
 
     def _survey(self, seen: Measurements) -> ScheduleChoice | None:
-        """Return a schedule whose messages have a very different size; None if no survey is due."""
+        """Return a schedule with messages of a very different size, or None if no survey is due."""
         if self._surveyed or self.schedule.reorders:
             return None
         self._surveyed = True
@@ -85,7 +85,7 @@ class ScheduleTuner:
         return self._choice(survey, "run to measure messages of another size") if survey else None
 
     def _begin(self, seen: Measurements, why: str) -> ScheduleChoice:
-        """Begin a trial of the contenders; return the first one."""
+        """Begin a trial of the contenders, and return the first contender."""
         link = self._learn(seen)
         offered = self.schedule.contenders
         self._contenders = offered(self.layers, link.cost) if offered else (self.schedule,)
@@ -99,7 +99,7 @@ class ScheduleTuner:
         return self._choices[-1]
 
     def _judge(self, seen: Measurements) -> ScheduleChoice:
-        """Record the step seconds of a contender; return the next one, or the chosen one."""
+        """Record a contender's step seconds. Return the next contender, or the chosen one."""
         state = self._tuner.observe(self._tuner.advance(self._state), seen.step)
         self._state, link = state, self._learn(seen)
         if not self._tuner.tried(state):
@@ -117,11 +117,11 @@ class ScheduleTuner:
         return self._choices[chosen]._replace(why=f"best of {steps} per step; {link_text(link)}")
 
     def _learn(self, seen: Measurements) -> Link:
-        """Update the link and the layers from measurements; return the link."""
+        """Update the link and the layers from measurements, and return the link."""
         self._points.update(seen.messages)
         self.link = link_of(self._points, self.link)
         self.layers = [
-            # forward is not timed; it computes one matrix product, and backward two
+            # Forward is not timed. It computes one matrix product, and backward two.
             layer._replace(backward=seconds, forward=seconds / 2)
             for layer in self.layers
             for seconds in [seen.backward.get(layer.name, layer.backward)]
@@ -134,9 +134,9 @@ class ScheduleTuner:
 
 
 def best(state: TunerState) -> int:
-    """Return the index of the contender to choose: one that ran twice, if any did.
+    """Return the index of the contender to choose, among those that ran twice if any did.
 
-    Contenders that ran once are not compared with these, because the load may have changed.
+    Contenders that ran once are not compared with them, because the load may have changed.
     """
     means = dict(enumerate(state.summary(fmean)))
     twice = {i: mean for i, mean in means.items() if len(state.samples[i]) > 1}
@@ -144,15 +144,15 @@ def best(state: TunerState) -> int:
 
 
 def finalists(state: TunerState) -> list[int]:
-    """Return the contenders to run again, fastest first; [] if no other is close."""
+    """Return the contenders to run again, fastest first, or [] if only one is close."""
     near = close(dict(enumerate(state.summary(fmean))), CLOSE, FINALISTS)
     return near if len(near) > 1 else []
 
 
 def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
-    """Return a schedule with messages of a very different size: each tensor alone, or all fused.
+    """Return a schedule with messages of a size very different from ``nbytes``.
 
-    Return None if neither differs by the factor SPREAD.
+    It sends each tensor alone, or all fused. None if neither size differs by the factor SPREAD.
     """
     total = sum(layer.nbytes for layer in layers)
     alone = max(1, total // max(1, sum(layer.nbytes > 0 for layer in layers)))
@@ -163,7 +163,7 @@ def unlike(nbytes: int, layers: Sequence[Layer]) -> Schedule | None:
 
 
 def link_of(points: Mapping[int, float], before: Link | None) -> Link:
-    """Fit a link to ``points``, nbytes -> seconds of a message.
+    """Fit a link to ``points``, which maps the nbytes of a message to its seconds.
 
     If the sizes are too similar to fit a line, the startup is that of ``before``, or STARTUP, but
     at most half of the mean seconds.
@@ -177,7 +177,7 @@ def link_of(points: Mapping[int, float], before: Link | None) -> Link:
 
 
 def ratio(usual: Mapping[int, float], now: Mapping[int, float]) -> float:
-    """Return the seconds of messages now, divided by the usual ones; 1 if no size is in both."""
+    """Return the seconds of messages now / the usual seconds, or 1 if no size is in both."""
     both = usual.keys() & now.keys()
     before = math.fsum(usual[size] for size in both)
     return math.fsum(now[size] for size in both) / before if before else 1.0
@@ -190,7 +190,7 @@ def link_text(link: Link) -> str:
 
 
 def summary(keys: Sequence[Sequence[str]]) -> str:
-    """Return how many tensors are fused, cut or sent alone; ``keys``: those of each message."""
+    """Return how many tensors are fused, cut or alone, as text. ``keys`` is by message."""
     fused = [names for names in keys if len(names) > 1]
     cut = [names[0] for names in keys if len(names) == 1 and names[0].endswith("]")]
     tensors_cut = len({key.rpartition("[")[0] for key in cut})

@@ -4,11 +4,11 @@ All ranks must make the same plan from these numbers. So one small all-reduce be
 computes the maximum over ranks of:
 
 * the backward seconds of each layer, because all ranks wait for the slowest;
-* the negated seconds of messages in each step, which gives the shortest: a rank with longer seconds
-  was early, and waited for its peers and not for the link;
+* the negated seconds of messages in each step, which gives the shortest seconds, because a rank
+  with longer seconds was early, and waited for its peers and not for the link;
 * the step seconds.
 
-All times are taken on the host: on a GPU, a gradient "arrives" when its kernel is launched.
+All times are taken on the host. On a GPU, a gradient "arrives" when its kernel is launched.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepRecord:
     """When the parts of one step happened, in seconds of the clock."""
 
     began: float  # start of backward
-    arrivals: dict[str, float] = field(default_factory=dict)  # of gradients, by parameter name
+    arrivals: dict[str, float] = field(default_factory=dict)  # of gradients, by name
     tasks: dict[int, list[float]] = field(default_factory=dict)  # bucket -> [start, end]
 
 
@@ -75,7 +75,7 @@ class TimedWire:
         self._inner, self._span, self._now = wire, span, now
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; record when its answer arrives, or, if unknown, when ``wait`` returns."""
+        """Issue an ask. Record when its answer arrives, or when ``wait`` returns if unknown."""
         pending = self._inner.ask(ask)
         inner = pending.pending if isinstance(pending, TracedPending) else pending
         if notifies(inner, self._arrived):
@@ -98,12 +98,12 @@ class Measurements(NamedTuple):
 
     backward: dict[str, float]  # parameter -> seconds
     messages: dict[int, float]  # average nbytes -> average seconds of a message
-    step: float  # seconds of a step; inf if no complete step was measured
+    step: float  # seconds of a step, or inf if no complete step was measured
     changes: dict[str, float]  # parameter -> |update| / |value|
 
 
 def backward_seconds(began: float, arrivals: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each gradient: since the previous one, or since ``began``."""
+    """Return the seconds from the previous gradient, or from ``began``, to each gradient."""
     seconds = {}
     for name, moment in sorted(arrivals.items(), key=lambda item: item[1]):
         seconds[name] = max(0.0, moment - began)
@@ -121,9 +121,9 @@ def busy_seconds(messages: Iterable[MessageTiming]) -> float:
 
 
 def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
-    """Return {average nbytes: average seconds of a message}; {} if all messages are empty.
+    """Return {average nbytes: average seconds of a message}, or {} if all are empty.
 
-    It averages over a step, because messages that are in transfer at once share the link.
+    Both are averages over a step, because messages that are in transfer at once share the link.
     """
     sent = [message for message in messages if message.nbytes]
     if not sent:
@@ -132,7 +132,7 @@ def service_seconds(messages: Iterable[MessageTiming]) -> dict[int, float]:
 
 
 def mean_nbytes(sizes: Sequence[int]) -> int:
-    """Return the average size of the messages that are not empty; 0 if all are empty."""
+    """Return the average size of the messages that are not empty, or 0 if all are empty."""
     sent = [nbytes for nbytes in sizes if nbytes]
     return sum(sent) // len(sent) if sent else 0
 
@@ -140,14 +140,14 @@ def mean_nbytes(sizes: Sequence[int]) -> int:
 class MeasurementLayout(NamedTuple):
     """The order of the numbers that the ranks reduce, the same on all ranks."""
 
-    names: tuple[str, ...]  # of parameters, for their backward seconds
-    sizes: tuple[int, ...]  # of messages, in each step
+    names: tuple[str, ...]  # names of the parameters whose backward seconds are reduced
+    sizes: tuple[int, ...]  # message sizes whose seconds in each step are reduced
     steps: int
 
     def numbers(
         self, records: Sequence[StepRecord | None], nbytes: Sequence[int], step: float
     ) -> list[float]:
-        """Return this rank's numbers; ``step`` is the median seconds of a step."""
+        """Return this rank's numbers. ``step`` is the median seconds of a step."""
         backward: dict[str, list[float]] = {}
         messages: list[float] = []
         for record in records:

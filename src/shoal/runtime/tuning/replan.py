@@ -26,7 +26,7 @@ log = logging.getLogger("shoal")
 
 
 class PendingMeasurements(NamedTuple):
-    """An all-reduce of measurements that was started; ``numbers`` holds the result after it."""
+    """A started all-reduce of measurements. At its end, ``numbers`` holds the result."""
 
     layout: MeasurementLayout
     numbers: Tensor
@@ -79,7 +79,7 @@ class Replanning:
         self._pending.append(PendingMeasurements(layout, numbers, work))
 
     def renew(self) -> None:
-        """Read reduced measurements and change the buckets; no message may be in transfer."""
+        """Read reduced measurements and change the buckets. No message may be in transfer."""
         if not self._measures_times:
             self._changes.record(self.timer.step)
         if not self._due:

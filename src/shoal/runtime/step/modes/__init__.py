@@ -17,7 +17,7 @@ __all__ = ["Apply", "Mode", "ModeSetup", "choose"]
 
 
 def choose(strategy: Strategy, *, overlaps: bool) -> type[Mode]:
-    """Return the mode of a strategy: the first row of the table whose condition is true.
+    """Return the mode of the first row in the table whose condition is true.
 
     Args:
         strategy: the strategy of the run.

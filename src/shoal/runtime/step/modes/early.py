@@ -2,10 +2,10 @@
 
 A step does not wait for messages after its backward:
 
-1. ``agree`` sends the rest of the gradients and stores this step's hyper-parameters;
-2. before the next forward of a module, a hook waits for the buckets of the module's own parameters;
-   then the optimizer updates these parameters, and others whose buckets have arrived with them;
-3. all other parameters are updated before the last backward of the next step, or before the
+1. ``agree`` sends the rest of the gradients and stores this step's hyper-parameters.
+2. Before the next forward of a module, a hook waits for the buckets of the module's own parameters.
+   Then the optimizer updates all parameters that these buckets complete.
+3. All other parameters are updated before the last backward of the next step, or before the
    ``state_dict`` of the model or the optimizer is read.
 
 The first step shows which modules are called. A parameter of a module that is not called (the
@@ -71,7 +71,7 @@ class EarlyGradients(OverlappedGradients):
             self._finish_all()
 
     def agree(self, report: StepReport) -> PendingReports:
-        """Send the remaining gradients; the next forward waits for them and updates."""
+        """Send the remaining gradients. The next forward waits for them, and updates."""
         missing, pending = self._send(report)
         names = list(self.parameters)
         self._unused = missing & set(names)
@@ -91,12 +91,12 @@ class EarlyGradients(OverlappedGradients):
         return pending
 
     def _renew_plan(self) -> None:
-        """Finish the last step first, because no message may be in transfer meanwhile."""
+        """Finish the previous step, so that no message is in transfer. Then renew the plan."""
         self.drain()
         super()._renew_plan()
 
     def finish(self, apply: Apply) -> float:
-        """After the first step, assign parameters to called modules; do not call ``apply``."""
+        """After the first step, assign parameters to called modules. Never call ``apply``."""
         if not (self._learnt or self.compiled) and self._called:
             self._learnt = True
             for name in [name for name in self._own if name not in self._called]:
@@ -134,12 +134,12 @@ class EarlyGradients(OverlappedGradients):
         self._finish(tuple(self.parameters))
 
     def _finish(self, names: tuple[str, ...]) -> None:
-        """Wait for the buckets of these parameters, and update all parameters that arrived."""
+        """Wait for the buckets of these parameters, and update all parameters they complete."""
         names = tuple(name for name in dict.fromkeys(names) if name in self._waiting)
         if not names:
             return
         averaged = self.engine.settle_some(names) & self._waiting - self._unused
-        names = tuple(dict.fromkeys((*names, *averaged)))  # add those in the same buckets
+        names = tuple(dict.fromkeys((*names, *averaged)))  # add others of the same buckets
         views = self.exchange.flat.views
         with self._as_at_agree():
             for name in names:
@@ -162,7 +162,7 @@ class EarlyGradients(OverlappedGradients):
         current_grads = [(p, p.grad) for group in groups for p in group["params"]]
         for p, _ in current_grads:
             p.grad = None
-        # Groups that were added since then come last, and have no gradient of that step.
+        # Groups that were added after the deferred step come last, and have no gradient of it.
         for group, deferred in zip(groups, self._groups, strict=False):
             group.update(deferred)
         try:
@@ -185,7 +185,7 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 def _nearest(name: str, called: set[str]) -> str | None:
-    """Return the nearest enclosing module that is in ``called``; None if there is none."""
+    """Return the nearest enclosing module that is in ``called``, or None."""
     while name:
         name = name.rpartition(".")[0]
         if name in called:

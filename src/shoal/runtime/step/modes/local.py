@@ -27,13 +27,13 @@ class LocalMode(Mode):
         outer, workers = setup.strategy.coordination.outer, setup.index.workers
         if outer is not None and workers > 1:  # a single worker uses no outer momentum
             self._momentum, self._rate = outer.momentum_of(workers), outer.rate
-        plain = (self._momentum, self._rate) == (0, 1)  # then the anchor changes by the mean change
+        plain = (self._momentum, self._rate) == (0, 1)  # the anchor changes by the mean change
         moving = {} if plain else self.parameters
         self.moves = {name: torch.zeros_like(p.detach()) for name, p in moving.items()}
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
-        """Call ``apply``; after the last step of a period, average the changes."""
+        """Call ``apply``. After the last step of a period, average the changes."""
         with torch.enable_grad():
             apply()
         due = self.due()
@@ -57,7 +57,7 @@ class LocalMode(Mode):
         return {**state, "moves": self.moves} if self.moves else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; with {} the current model becomes the anchor."""
+        """Load a state that ``state_dict`` returned. With {}, the model becomes the anchor."""
         self.steps = int(state.get("steps", 0))
         for name, value in state.get("anchor", self.parameters).items():
             self.anchor[name].copy_(value.detach())

@@ -1,4 +1,4 @@
-"""D-PSGD: send the parameters to the neighbours while the gradient is computed, and mix them.
+"""D-PSGD: mix the parameters with those of the neighbours while the gradient is computed.
 
 With a compressor with ``Trait.TRACKS`` (CHOCO-SGD), workers mix public copies of the models.
 """
@@ -16,10 +16,10 @@ from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 
 
 class MixingMode(Mode):
-    """Worker i computes x_i <- sum_j W_ij x_j - step_i; the sum runs during forward and backward.
+    """Worker i computes x_i <- sum_j W_ij x_j - step_i, the sum during forward and backward.
 
     With public copies x^, x_i <- x_i + gamma sum_j W_ij (x^_j - x^_i) - step_i. The wire computes
-    the sum over j with row i of W; step_i is the change by the optimizer.
+    the sum over j with row i of W. step_i is the change by the optimizer.
     """
 
     def __init__(self, setup: ModeSetup) -> None:
@@ -42,7 +42,7 @@ class MixingMode(Mode):
 
     @torch.no_grad()
     def closing(self, apply: Apply) -> Asks:
-        """Call ``apply``, then add what mixing changed to the parameters."""
+        """Call ``apply``, then add the change by mixing to the parameters."""
         due = self.due()
         with torch.enable_grad():
             apply()
@@ -60,6 +60,6 @@ class MixingMode(Mode):
         return {"steps": self.steps, "models": self.exchange.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; {} resets the count and the compressor's state."""
+        """Load a state that ``state_dict`` returned. An empty dict resets the state."""
         self.steps = int(state.get("steps", 0))
         self.exchange.load_state_dict(state.get("models", {}))

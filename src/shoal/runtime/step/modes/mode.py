@@ -2,14 +2,14 @@
 
 A mode owns its exchange. Its methods are called in the order of a step:
 
-1. ``begin``   at the start of the step: send what can be sent during forward and backward;
-2. ``arm``     before the last backward of the step: let it send gradients when they are computed;
-3. ``agree``   after backward: average the gradients, publish the step report;
-4. ``finish``  take the optimizer's step, exchange parameters or changes if the strategy does.
+1. ``begin`` starts the step, and the flows that run during forward and backward.
+2. ``arm`` is called before the last backward, which may then send gradients as they are computed.
+3. ``agree`` is called after backward. It averages the gradients, and publishes the step report.
+4. ``finish`` takes the optimizer's step, and exchanges parameters or changes if the strategy does.
 
 The exchanges are written as flows (``opening``, ``averaging``, ``closing``). A process of a run
-drives them over its wire; the lockstep trainer of the tests drives the flows of all workers in one
-process.
+drives the flows over its wire. The lockstep trainer of the tests drives the flows of all workers in
+one process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModeSetup:
     Args:
         model_part: the model, or the part of it, that this rank trains.
         optimizer: the user's optimizer.
-        wire: answers the asks of flows.
+        wire: the wire that answers the asks of flows.
         context: the context of the run.
         timed: whether compressors may choose by the measured seconds of exchanges.
     """
@@ -71,7 +71,7 @@ class ModeSetup:
 
     @cached_property
     def strategy(self) -> Strategy:
-        """The run's strategy; the default one for a single worker, which needs no servers."""
+        """The run's strategy, or the default if it has servers and there is only one worker."""
         served = self.context.strategy.coordination.via == "server"
         return Strategy() if served and self.index.workers == 1 else self.context.strategy
 
@@ -83,12 +83,12 @@ class ModeSetup:
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """The other trainable parameters by name, in the order of the model."""
+        """The trainable parameters that are not in ``sparse``, in the order of the model."""
         return {n: p for n, p in self.model_part.trainable().items() if n not in self.sparse}
 
     @cached_property
     def reports(self) -> OwnReport:
-        """Publishes the step reports, in modes that do not send them with the gradients."""
+        """The object that publishes step reports, if they are not sent with the gradients."""
         world = self.context.world
         return OwnReport() if world.size == 1 else GatheredReports(world.size, self.context.copies)
 
@@ -104,7 +104,7 @@ class ModeSetup:
 
 
 class Mode:
-    """The base of all modes: drives the flows of a mode over its wire."""
+    """The base class of all modes, which drives the flows of a mode over its wire."""
 
     agrees: ClassVar[bool] = False  # whether all workers hold the same model after every step
     defers: ClassVar[bool] = False  # whether updates happen in the next forward, or later
@@ -134,16 +134,16 @@ class Mode:
         return []
 
     def averaging(self) -> Asks:
-        """Return the flow that averages the gradients after backward; by default it is empty."""
+        """Return the flow that averages the gradients after backward. The default is empty."""
         yield from ()
 
     def closing(self, apply: Apply) -> Asks:
-        """Return the flow that calls ``apply``, and exchanges what the mode exchanges then."""
+        """Return the flow that calls ``apply``, and does the exchange at the end of a step."""
         apply()
         yield from ()
 
     def due(self) -> bool:
-        """Return whether all workers exchange in this step: they wait, and it ends a period."""
+        """Return whether workers wait for each other and this step ends a period."""
         return self.synchrony.waits and (self.steps + 1) % self.synchrony.period == 0
 
     # Methods that a replica calls, in the order of a step.
@@ -153,15 +153,15 @@ class Mode:
         self._opened = [PendingFlow(flow, self.wire) for flow in self.opening()]
 
     def arm(self, report: Callable[[], StepReport]) -> None:
-        """Prepare for the last backward of the step; ``report`` returns the step report."""
+        """Prepare for the last backward of the step. ``report`` returns the step report."""
 
     def agree(self, report: StepReport) -> PendingReports:
-        """Average the gradients, and publish the step report; return its `PendingReports`."""
+        """Average the gradients, publish the step report, and return the pending reports."""
         drive(self.averaging(), lambda ask: self.wire.ask(ask).wait())
         return (self.reports if self.due() else OwnReport()).publish(report)
 
     def finish(self, apply: Apply) -> float:
-        """Finish all flows and call ``apply``; return the seconds of waiting for workers."""
+        """Finish all flows and call ``apply``. Return the seconds of waiting for answers."""
         waited = 0.0
         start = time.perf_counter()
         for flow in self._opened:
@@ -202,21 +202,21 @@ class Mode:
         return nullcontext()
 
     def pull(self) -> Set[int]:
-        """Copy the servers' model into this one; return ``data_ptr()`` of changed tensors."""
+        """Copy the servers' model into this model. Return ``data_ptr()`` of changed tensors."""
         return frozenset()
 
     def optimizer_state(self, own: State) -> State:
-        """Return the optimizer state to save: ``own``, or that of the servers."""
+        """Return the optimizer state to save, which is ``own`` or the servers' state."""
         return own
 
     def load_remote(self, state: State) -> State:
-        """Send model and optimizer state to the servers; return the state to load here."""
+        """Send model and optimizer state to any servers. Return the state to load here."""
         return state
 
     def state_dict(self) -> State:
-        """Return the state to save; by default, that of the compressor."""
+        """Return the state to save. The default is the state of the exchange."""
         return self.exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; {} resets the state."""
+        """Load a state that ``state_dict`` returned. An empty dict resets the state."""
         self.exchange.load_state_dict(state)

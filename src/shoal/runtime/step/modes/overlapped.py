@@ -1,4 +1,4 @@
-"""Average the gradients while backward computes them; all workers have the same model."""
+"""Average the gradients while backward computes them. All workers have the same model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OverlappedGradients(Mode):
     """Sends the buckets during backward, in plan order, when their gradients are computed.
 
     The `Engine` sends dense gradients. Sparse gradients (rows of embeddings) are averaged after
-    them. Factors of linear layers are collected for compressors that send factors.
+    the dense ones. Factors of linear layers are collected for compressors that send factors.
     """
 
     agrees = True
@@ -38,7 +38,7 @@ class OverlappedGradients(Mode):
         self.exchange = setup.exchange(tail=REPORT_WIDTH * setup.index.workers if in_tail else 0)
         self.step, self.sparse = 0, setup.sparse
         self.context, self.optimizer = setup.context, setup.optimizer
-        _ = self.exchange.flat.storage  # allocates: all ranks must allocate shared memory together
+        _ = self.exchange.flat.storage  # allocate now, as all ranks must do this together
         if in_tail:
             self.reports = TailReports(self.exchange.flat.tail, setup.index.worker)
         measures, timer = self.exchange.schedule.measures, StepTimer()
@@ -49,7 +49,7 @@ class OverlappedGradients(Mode):
             reports=self.reports,
             timer=timer if measures == "times" else None,
         )
-        self.planner: Replanning | None = None  # None: the buckets never change
+        self.planner: Replanning | None = None  # None if the buckets never change
         if measures != "nothing":
             self.planner = Replanning(self.engine, timer, setup.context)
         self._sends_factors = Trait.FACTORS in self.exchange.compressor.traits
@@ -69,7 +69,7 @@ class OverlappedGradients(Mode):
             self.engine.arm(report)
 
     def agree(self, report: StepReport) -> PendingReports:
-        """Send the remaining buckets, wait for all, and average the sparse gradients."""
+        """Send the remaining buckets, wait for all buckets, and average the sparse gradients."""
         unused, pending = self._send(report)
         start = time.perf_counter()
         self.engine.settle()
@@ -83,7 +83,7 @@ class OverlappedGradients(Mode):
         return lambda: reports
 
     def _send(self, report: StepReport) -> tuple[set[str], PendingReports]:
-        """Send the remaining buckets and the report; return (unused parameters, reports)."""
+        """Send remaining buckets and the report. Return (unused parameters, pending reports)."""
         self._renew_plan()  # without run.micro, arm was not called
         unused = set(self.engine.send_rest(report))
         unused |= {name for name, p in self.sparse.items() if p.grad is None}
@@ -95,18 +95,18 @@ class OverlappedGradients(Mode):
         return unused, pending
 
     def _renew_plan(self) -> None:
-        """Let the planner change the buckets; no message may be in transfer."""
+        """Let the planner change the buckets. No message may be in transfer."""
         if self.planner is not None:
             self.planner.renew()
 
     def _drop_unused(self, unused: set[str]) -> None:
-        """Set gradients that no worker computed to None, so that momentum changes nothing."""
+        """Set gradients that no worker computed to None, because optimizers skip None."""
         parameters = {**self.parameters, **self.sparse}
         for name in find_unused(unused, list(parameters), self.context.group)():
             parameters[name].grad = None
 
     def finish(self, apply: Apply) -> float:
-        """Call ``apply`` with the averaged gradients; return 0 seconds of waiting."""
+        """Call ``apply`` with the averaged gradients. Return 0, because nothing waits here."""
         apply()
         self.exchange.end_round()
         return 0.0

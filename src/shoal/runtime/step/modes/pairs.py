@@ -1,4 +1,4 @@
-"""AD-PSGD: after each step, average the model with that of one random neighbour."""
+"""AD-PSGD: after each step, average the model with the model of one random neighbour."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from shoal.runtime.step.modes.mode import Apply, Mode, ModeSetup, State
 
 
 class PairsMode(Mode):
-    """After a step of worker i, x_i, x_j <- (x_i + x_j) / 2 with one neighbour j; no others wait.
+    """After a step of worker i, x_i, x_j <- (x_i + x_j) / 2 with one neighbour j.
 
-    Worker i sends its model. The peer j changes its own model to the mean and answers with it.
-    Worker i then adds the difference between the mean and what it sent. So the sum of both models
-    is preserved, even if a third worker changes one of them meanwhile. ``events`` counts steps.
+    Worker i sends its model. The peer j changes its own model to the mean and answers the mean.
+    Worker i then adds the difference between the mean and the model that it sent. So the sum of
+    both models is preserved, even if a third worker changes one of the two at the same time. The
+    other workers do not wait. ``events`` counts steps.
     """
 
     def __init__(self, setup: ModeSetup) -> None:
@@ -46,12 +47,12 @@ class PairsMode(Mode):
             p += mean - before
 
     def finish(self, apply: Apply) -> float:
-        """End the step; peers can change the parameters only while it waits for an answer."""
+        """End the step. Peers can change the parameters only while this waits for an answer."""
         with self.lock():
             return super().finish(apply)
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return the wire's lock; while it is held, peers cannot change the parameters."""
+        """Return the wire's lock. While it is held, peers cannot change the parameters."""
         carrier = self._carrier
         return carrier.lock if isinstance(carrier, PairWire) else nullcontext()
 
@@ -60,5 +61,5 @@ class PairsMode(Mode):
         return {"events": self.events}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; {} resets the number of events."""
+        """Load a state that ``state_dict`` returned. An empty dict resets the number of events."""
         self.events = int(state.get("events", 0))

@@ -1,4 +1,4 @@
-"""Push gradients to the servers and receive their model, without waiting for all workers."""
+"""Push gradients to the servers and receive the model, without waiting for all workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.wire.server import ServerWire
 class PushMode(Mode):
     """Asynchronous and stale-synchronous SGD: the servers update the model.
 
-    This worker's optimizer updates nothing. At the end of the run it loads the servers' state.
+    This worker's optimizer updates nothing. At the end of the run, it gets the servers' state.
     """
 
     def __init__(self, setup: ModeSetup) -> None:
@@ -29,12 +29,12 @@ class PushMode(Mode):
 
     @property
     def equal_now(self) -> bool:
-        """Whether all workers hold the same model now: after they have left the servers."""
+        """Whether all workers hold the same model, which they do after leaving the servers."""
         return self.left
 
     @property
     def shares_optimizer(self) -> bool:
-        """Whether a checkpoint saves one optimizer state for all workers: the servers' state."""
+        """True, because a checkpoint saves the servers' optimizer state for all workers."""
         return True
 
     def closing(self, apply: Apply) -> Asks:
@@ -54,23 +54,23 @@ class PushMode(Mode):
         apply()  # it changes nothing, but schedulers check that the optimizer stepped
 
     def pull(self) -> Set[int]:
-        """Copy the servers' model into this one; return ``data_ptr()`` of changed tensors."""
+        """Copy the servers' model into this model. Return ``data_ptr()`` of changed tensors."""
         if self.left:
             return frozenset()
         return {t.data_ptr() for t in pull(self.server, self.setup.model_part).values()}
 
     def optimizer_state(self, own: State) -> State:
-        """Return the servers' optimizer state, with this worker's hyper-parameters."""
+        """Return the servers' state with this worker's hyper-parameters, or ``own`` after leave."""
         return own if self.left else fetch_state(self.server, own)
 
     def load_remote(self, state: State) -> State:
-        """Send model and optimizer state to the servers; all workers must call it together.
+        """Send model and optimizer state to the servers. All workers must call this together.
 
-        Return the state to load here: the hyper-parameters, without the state of parameters.
+        Return the state to load here. Before ``leave`` it has no state of parameters.
         """
         if self.left:
             return state
-        dist.barrier()  # until every worker has stopped pushing
+        dist.barrier()  # wait until every worker has stopped pushing
         if self.setup.context.world.rank == 0:
             send_state(self.server, self.parameters, state)
         dist.barrier()

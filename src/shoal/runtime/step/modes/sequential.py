@@ -1,4 +1,4 @@
-"""Average the gradients after backward; all workers have the same model."""
+"""Average the gradients after backward. All workers have the same model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class SequentialGradients(Mode):
     """Averages the gradients bucket by bucket after backward, before the update.
 
     It is used for models that are sharded over ranks, for a single worker, and by the lockstep
-    trainer. `OverlappedGradients` averages them during backward.
+    trainer. `OverlappedGradients` averages gradients during backward.
     """
 
     agrees = True
