@@ -42,7 +42,7 @@ def onebit() -> Compressor:
 
 
 def columns(tensor: Tensor) -> int:
-    """Return the number of columns of a tensor: its first dimension, or 1 if they are too short."""
+    """Return the number of columns: the first dimension, or 1 if columns would be too short."""
     if tensor.dim() < 2 or tensor.numel() < SHORTEST * tensor.shape[0] or not tensor.numel():
         return 1
     return tensor.shape[0]

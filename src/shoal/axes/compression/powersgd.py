@@ -54,7 +54,8 @@ def flow(value: Value, state: Tensor | None, round: int) -> Flow:
     1. p = orthogonalise(mean of m q), where q (cols, rank) is from the previous round.
     2. r = mean of p^T m, (rank, cols). The result is p r, and the next q is r^T.
 
-    In products with m the left matrix has few rows; the transposed one can take 16 times longer.
+    In products with m the left matrix has few rows. The transposed product can take 16 times as
+    long.
     """
     if state is None:
         mine = Dense(value.tensor.clone())

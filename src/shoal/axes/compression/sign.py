@@ -44,7 +44,7 @@ def sign(momentum: float = 0.0) -> Compressor:
 
     def flow(value: Value, state: Tensor | None, round: int) -> Flow:
         m = value.tensor
-        if state is not None:  # it is the running mean
+        if state is not None:  # the state is the running mean
             m = torch.lerp(state, m, 1 - momentum, out=other_buffer(state, m))
         ask = Gather(encode(m.reshape(-1), round), add, like=value.tensor)
         votes = yield ask
@@ -59,7 +59,7 @@ def sign(momentum: float = 0.0) -> Compressor:
 
 
 def encode(flat: Tensor, round: int) -> tuple[Tensor, ...]:
-    """Return the signs, and a weight: 0 if all numbers are 0, NaN if one is not finite, else 1."""
+    """Return signs and a weight: 0 if all numbers are 0, NaN if one is not finite, otherwise 1."""
     total = torch.linalg.vector_norm(flat, 1, dtype=wide(flat.dtype)).view(1)
     weight = torch.where(total == 0, total, total * 0 + 1)
     return pack(flat < 0 if round % 2 == 0 else flat <= 0, 1), weight

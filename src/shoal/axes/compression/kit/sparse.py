@@ -24,7 +24,7 @@ from shoal.flow import Ask, Gather, Sent
 from shoal.notation import is_number
 
 Parts = tuple[Tensor, ...]
-BLOCKS = {1: 2**8 - 1, 2: 2**16 - 1}  # bytes per number -> entries per block; a count must fit, too
+BLOCKS = {1: 2**8 - 1, 2: 2**16 - 1}  # bytes per number -> entries per block, so that a count fits
 LOWEST = 2**15  # subtracted from 16-bit numbers, because few backends can send unsigned 16-bit ones
 
 

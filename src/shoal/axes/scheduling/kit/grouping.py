@@ -1,4 +1,4 @@
-"""Divide layers into messages, from the last layer to the first: fuse small, cut large ones."""
+"""Divide layers into messages, from the last to the first. Small ones are fused, large ones cut."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fuse(layers: Sequence[Layer], first: int, limit: int) -> Iterator[tuple[int,
     """Yield groups of layer indices, from the last layer to the first.
 
     A group is full when it has ``limit`` bytes or more. The first group is full at ``first`` bytes,
-    if that is less, so that the first message is sent early.
+    if that is less than ``limit``, so that the first message is sent early.
     """
     group: list[int] = []
     size, closes = 0, min(first, limit)
