@@ -35,7 +35,7 @@ SEGMENTS = 4
 
 
 def double_tree(segments: int = SEGMENTS) -> Collective:
-    """Reduce and broadcast in two trees, half of the message each: few messages, all links busy.
+    """Reduce and broadcast half of the message in each of two trees, so that all links are busy.
 
     Args:
         segments: number of segments of each half. With more segments, links are idle less, but more

@@ -24,7 +24,7 @@ from shoal.axes.collectives.kit.fold import folded, power_below
 
 
 def halving_doubling() -> Collective:
-    """Reduce-scatter by halving, all-gather by doubling: few bytes in few messages."""
+    """Reduce-scatter by halving, all-gather by doubling. This sends few bytes in few messages."""
     return Collective("halving_doubling", rounds=_rounds, chunks=power_below)
 
 

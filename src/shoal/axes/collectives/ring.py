@@ -23,7 +23,7 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def ring() -> Collective:
-    """Send partial sums around a ring, then the sums: fewest bytes, many messages."""
+    """Send partial sums around a ring, then the sums. This sends few bytes in many messages."""
     return Collective("ring", rounds=_rounds, chunks=_chunks)
 
 

@@ -26,7 +26,7 @@ SAMPLE_NUMEL = 4096  # length of the random vector with which the default of gam
 
 
 def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
-    """Compress the difference to a public copy with ``inner``; what is lost is sent later.
+    """Compress the difference to a public copy with ``inner``. What is lost is sent later.
 
     In gossip this is CHOCO-SGD: worker i adds gamma (sum_j w_ij x^_j - x^_i) to its model, where
     x^_j is the public copy of worker j. For gradients, averaged over all workers, it is EF21.

@@ -92,7 +92,7 @@ def orthogonal(p: Tensor) -> Tensor:
 
 
 def _mean(p: Tensor, q: Tensor, value: Value) -> Tensor:
-    """Return p q, in ``value.out`` if possible: allocating memory takes longer than the product."""
+    """Return p q, in ``value.out`` if possible. Allocating memory takes longer than the product."""
     out = value.out
     if out is None or not out.is_contiguous():
         return (p @ q).view(value.tensor.shape)

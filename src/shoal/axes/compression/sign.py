@@ -1,4 +1,4 @@
-"""signSGD: send one bit per number, its sign; the result is the majority of the workers' signs.
+"""signSGD: send one bit per number, its sign. The result is the majority of the workers' signs.
 
 References:
     Bernstein et al., `signSGD <https://arxiv.org/abs/1802.04434>`_, 2018, Algorithms 1 and 2.
@@ -21,7 +21,7 @@ from shoal.notation import is_number, typed
 
 
 def sign(momentum: float = 0.0) -> Compressor:
-    """Send the sign of each number; the result is the majority vote, -1, 0 or 1 for each number.
+    """Send the sign of each number. The result is the majority vote, which is -1, 0 or 1.
 
     A message has 1 bit per number, and a weight per tensor, which is 0 if the whole tensor is zero.
     With SGD each parameter changes by the learning rate or not at all, so choose a learning rate as

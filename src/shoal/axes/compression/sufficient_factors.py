@@ -77,6 +77,6 @@ def factors(value: Value, round: int) -> tuple[Tensor, Tensor]:
 
 
 def pad_rows(factor: Tensor, count: int) -> Tensor:
-    """Return a factor with ``count`` rows: rows of zeros, which add nothing, are appended."""
+    """Return a factor with ``count`` rows, by appending rows of zeros, which add nothing."""
     rest = factor.new_zeros(count - factor.shape[0], factor.shape[1])
     return torch.cat([factor, rest])

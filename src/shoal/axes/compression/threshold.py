@@ -23,13 +23,13 @@ from shoal.notation import is_number, typed
 
 
 def threshold(tau: float, ratio: float = 0.01) -> Compressor:
-    """Send tau or -tau for entries whose residual has reached tau; the rest is sent later.
+    """Send tau or -tau for entries whose residual has reached tau. The rest is sent later.
 
     It keeps a residual, the sum of what was not sent, so it needs no ``error_feedback``.
 
     Args:
         tau: an entry is sent, as tau or -tau, when the magnitude of its residual is >= tau.
-        ratio: entries in a message, as a share of all entries; the largest residuals are sent.
+        ratio: entries in a message, as a share of all entries. The largest residuals are sent.
 
     Example: ``threshold(0.05, 0.5)``.
 

@@ -48,8 +48,8 @@ def tuned(*candidates: Compressor, every: int = EVERY, most: float = MOST) -> Co
     """Time each candidate, use the fastest for each bucket, and check the choice every few rounds.
 
     The cost of a candidate is the time that its flows compute (encode, decode) plus the exposed
-    time of communication, averaged over workers. Communication during backward is free; waiting for
-    slow workers is not. If no times are measured, the first candidate is chosen.
+    time of communication, averaged over workers. Communication during backward costs nothing, but
+    waiting for slow workers does. If no times are measured, the first candidate is chosen.
 
     Args:
         candidates: two or more compressors, in the order of their loss, the least first. What one
@@ -130,7 +130,7 @@ class CompressorTuner(Tuner):
         return TunerState(samples, (0.0,) * self.candidates, patience=PATIENCE)
 
     def observe_timing(self, state: TunerState, timing: BucketTiming) -> TunerState:
-        """Record the seconds of the last round; if the bucket has changed, start a new trial."""
+        """Record the seconds of the last round. If the bucket has changed, start a new trial."""
         if timing.bucket != state.bucket:
             return self.start()._replace(bucket=timing.bucket, chosen=state.chosen)
         return state if timing.took is None else self.observe(state, *timing.took)

@@ -22,7 +22,7 @@ from shoal.notation import is_number, typed
 
 
 def twobit(threshold: float) -> Compressor:
-    """Send -threshold, 0 or +threshold for each number; the rest is kept and sent later.
+    """Send -threshold, 0 or +threshold for each number. The rest is kept and sent later.
 
     A message has 2 bits per number, and the threshold. The compressor keeps a residual, so it needs
     no ``error_feedback``. A round sends at most one threshold per number. If the threshold is far

@@ -22,7 +22,7 @@ from shoal.errors import UnknownName
 
 
 def gossip(graph: str = "ring") -> Coordination:
-    """Average models with the neighbours in a graph; the final model is the mean over all workers.
+    """Average models with the neighbours in a graph. The final model is the mean over all workers.
 
     Args:
         graph: which workers are neighbours. Only ``ring`` exists, in which the neighbours are the

@@ -26,7 +26,7 @@ from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 
 
 def merged() -> Schedule:
-    """Send gradients during backward; merge them if measured times say that this is faster."""
+    """Send gradients during backward, and merge them if this is faster by measured times."""
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         return tuple(message(layers, group) for group in merge(layers, cost))

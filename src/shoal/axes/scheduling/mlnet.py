@@ -35,7 +35,7 @@ DEFAULT = 2**20
 
 
 def mlnet(size: int = DEFAULT) -> Schedule:
-    """Send slices of ``size`` bytes along a tree; at every hop the slice needed first goes first.
+    """Send slices of ``size`` bytes along a tree. At every hop the slice needed first goes first.
 
     Args:
         size: bytes per slice; with smaller slices an urgent one waits less.

@@ -53,7 +53,7 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
 
 
 def decode(coded: Coded, count: int) -> Tensor:
-    """Return the ``count`` bytes of the text; padding at the end of the stream is ignored."""
+    """Return the ``count`` bytes of the text. Padding at the end of the stream is ignored."""
     lengths, spans, stream = coded
     if count == 0:
         return stream.new_zeros(0)
@@ -120,7 +120,7 @@ def elias(byte_counts: Tensor) -> Tensor:
 
 
 def _depths(frequency: dict[int, int]) -> dict[int, int]:
-    """Return each byte's depth in a Huffman tree; of equal counts, the lowest byte comes first."""
+    """Return each byte's depth in a Huffman tree. Of equal counts, the lowest byte comes first."""
     if len(frequency) == 1:
         return dict.fromkeys(frequency, 1)
     depths = dict.fromkeys(frequency, 0)

@@ -70,7 +70,7 @@ def _not_below(row: Tensor, bound: float) -> tuple[Tensor, Tensor]:
 
 
 def _top_mask(magnitudes: Tensor, k: int) -> Tensor:
-    """Return a boolean mask of the k largest entries; its nonzero() is ascending without a sort."""
+    """Return a boolean mask of the k largest entries. Its nonzero() is ascending without a sort."""
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[magnitudes.topk(k, sorted=False).indices] = True
     return mask

@@ -2,7 +2,7 @@
 
 The tensor is divided into blocks. The code has the number of sent entries in each block, then the
 offset of each sent entry inside its block. It has the same size for any k indices, so the messages
-of all workers are equally long; a code of index differences would vary in size. If one percent
+of all workers are equally long. A code of index differences would vary in size. If one percent
 of the entries is sent, an index takes 1.4 bytes instead of 4.
 
 References:
