@@ -25,7 +25,7 @@ from shoal.notation import UNITS
 ROUTES = (butterfly(), halving_doubling(), ring(), double_tree(), double_tree(16), tree(), linear())
 
 MARGIN = 0.8  # a route must take less than this share of the seconds of torch's own all-reduce
-HOPELESS = 3.0  # a route is not timed if its bytes alone take over this many times torch's own
+HOPELESS = 3.0  # a route is not timed if its bytes alone take over 3 times as long as torch's own
 WINNER = "which route wins"
 _CASE = re.compile(rf"(\d+)({'|'.join(UNITS)})?, (\d+) ranks(?:: (.+?)(?: or .*)?)?")
 
