@@ -29,7 +29,7 @@ def blueconnect(*levels: int) -> Collective:
 
     Args:
         levels: group sizes from the innermost level outwards. The number of workers must be a
-            multiple of their product; a ring is used across the groups of the outermost level.
+            multiple of their product. A ring is used across the groups of the outermost level.
 
     Example: ``blueconnect(2, 2)``.
     """

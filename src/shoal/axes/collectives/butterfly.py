@@ -1,11 +1,11 @@
 """Butterfly all-reduce (recursive doubling): in each round, pairs of ranks exchange their sums.
 
 In round ``k`` partners are ``2^k`` ranks apart, and afterwards each rank has the sum over a group
-of ``2^(k + 1)`` ranks. So there are ``log2 world`` rounds, each with the whole message: the fewest
-rounds possible, which is best for small messages. Two partners compute ``a + b`` and ``b + a``,
-which are the same bits.
+of ``2^(k + 1)`` ranks. So there are ``log2 world`` rounds, each with the whole message. No
+route has fewer rounds, so it is best for small messages. Two partners compute ``a + b`` and
+``b + a``, which have the same bits.
 
-It works for any number of workers: if that is not a power of two, two more messages are needed
+If the number of workers is not a power of two, two more messages are needed
 (:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
@@ -22,7 +22,10 @@ from shoal.axes.collectives.kit.fold import folded
 
 
 def butterfly() -> Collective:
-    """Exchange sums with a partner, each round twice as far away: fewest messages, many bytes."""
+    """Exchange sums with partners, each twice as far away as the one before.
+
+    This takes the fewest messages, but many bytes.
+    """
     return Collective("butterfly", rounds=_rounds)
 
 

@@ -12,7 +12,10 @@ from typing import NamedTuple, TypeAlias
 
 
 class Copy(NamedTuple):
-    """Send a chunk to another rank, which adds it to its own if ``add``, else replaces its own."""
+    """Send a chunk to another rank.
+
+    If ``add``, the other rank adds it to its own chunk. Otherwise it overwrites its own chunk.
+    """
 
     source: int
     target: int
@@ -59,19 +62,19 @@ Contenders: TypeAlias = "Callable[[float, int, Network], tuple[Collective, ...]]
 
 @dataclass(frozen=True, repr=False)
 class Collective:
-    """The route of an all-reduce, after which all workers have the sum. ``world`` is their number.
+    """The route of an all-reduce, which gives all workers the sum. ``world`` counts the workers.
 
     Args:
-        name: the text that a user types; two collectives are equal if their names are.
-        rounds: world -> the rounds, each a tuple of copies. None: the backend's own all-reduce,
-            or the route that ``choose`` returns.
+        name: the text that a user types. Two collectives are equal if their names are equal.
+        rounds: world -> the rounds, each a tuple of copies. None means the backend's own
+            all-reduce, or the route that ``choose`` returns.
         chunks: world -> the number of chunks into which the message is divided.
-        refusal: world -> why the route does not work for this number of workers; empty if it does.
-        choose: (nbytes, world, network) -> the route for a message of this size; None: the route
-            does not depend on the size.
+        refusal: world -> why the route does not work for this number of workers, or "" if it does.
+        choose: (nbytes, world, network) -> the route for a message of this size. None means that
+            the route does not depend on the size.
         probes: whether ``choose`` needs measurements of the network.
         contenders: (nbytes, world, network) -> routes to time before one is chosen, torch's own
-            first. None: ``choose`` chooses without timing routes.
+            first. If None, no routes are timed.
     """
 
     name: str

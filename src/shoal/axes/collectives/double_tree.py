@@ -35,10 +35,11 @@ SEGMENTS = 4
 
 
 def double_tree(segments: int = SEGMENTS) -> Collective:
-    """Reduce and broadcast in two trees, half of the message each: few messages, all links busy.
+    """Reduce and broadcast half of the message in each of two trees, so that all links are busy.
 
     Args:
-        segments: segments of each half; with more, links are idle less, but more messages are sent.
+        segments: number of segments of each half. With more segments, links are idle less, but more
+            messages are sent.
 
     Example: ``double_tree``.
     """
@@ -103,7 +104,7 @@ Tree = tuple[int | None, ...]
 
 
 class Edge(NamedTuple):
-    """``rank`` and its parent ``up`` in a tree; a broadcast first uses it in round ``start``."""
+    """``rank`` and its parent ``up`` in a tree. A broadcast first uses it in round ``start``."""
 
     tree: int
     rank: int
@@ -114,7 +115,8 @@ class Edge(NamedTuple):
 def trees(world: int) -> tuple[Tree, Tree]:
     """Return a tree in which odd ranks are leaves, and one in which they are inner nodes."""
     first = _in_order(world)
-    # mirror the ranks if world is even; else shift them, as the mirror would map odd to odd ranks
+    # If world is even, mirror the ranks. If it is odd, a mirror would map odd ranks to odd ranks,
+    # so shift the ranks instead.
     new_rank = [(world - 1 - r) if world % 2 == 0 else (r + 1) % world for r in range(world)]
     second: list[int | None] = [None] * world
     for rank, up in enumerate(first):
@@ -156,7 +158,7 @@ def _depth(tree: Tree, rank: int) -> int:
 
 
 def _colours(unscheduled: list[Edge]) -> dict[Edge, int]:
-    """Return colour 0 or 1 for each edge; two edges into (or out of) a rank get different ones."""
+    """Colour each edge 0 or 1. Edges into one rank differ, and so do edges out of one rank."""
     adjacent: dict[tuple[str, int], list[Edge]] = {}
     for edge in unscheduled:
         adjacent.setdefault(("into", edge.rank), []).append(edge)

@@ -1,19 +1,19 @@
 """Fastest: choose the fastest route for each message size, by timing.
 
 A small message is fastest on a route with few rounds, a large one on a route that sends few bytes.
-At which size this changes depends on the machines, and formulas predict it badly when ranks share a
-core or a switch. So before the first message of a size (rounded to a power of four) the workers run
-the candidate routes in turns, on zeros, and drop those that are much slower than the fastest. All
-ranks use the times of the slowest rank, so all choose the same route. Torch's own all-reduce is
-used unless a route is clearly faster.
+The size at which this changes depends on the machines, and formulas predict it badly when ranks
+share a core or a switch. So before the first message of a size (rounded to a power of four) the
+workers run the candidate routes in turns, on zeros, and drop those that are much slower than the
+fastest. All ranks use the times of the slowest rank, so all choose the same route. Torch's own
+all-reduce is used unless a route is clearly faster.
 
 A route that would take far longer by its bytes alone is not timed. To compute this, the workers
 first time a message and torch's own all-reduce at a few sizes. If no route can be timed, for
 example in a cost model, the seconds of each route are computed from the times of a message, and the
 route with the least seconds is chosen.
 
-With a report of ``shoal bench routes`` nothing is timed: the route is used that was fastest in the
-report, at this number of workers and the nearest size.
+With a report of ``shoal bench routes`` nothing is timed. The fastest route in the report is used
+for this number of workers and the nearest size.
 
 References:
     Thakur, Rabenseifner & Gropp, `Optimization of Collective Communication Operations in MPICH

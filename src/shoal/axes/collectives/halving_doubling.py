@@ -1,14 +1,14 @@
 """Rabenseifner's all-reduce: recursive halving, then recursive doubling.
 
-1. reduce-scatter: partners are responsible for the same chunks. In each round, each sends the other
-   one half of them and keeps responsibility for the other half. The partner is ``world / 2`` ranks
-   away in the first round, and half as far in each next one. At the end each rank is responsible
-   for one chunk, and has its sum.
+1. reduce-scatter: partners are responsible for the same chunks. In each round, a rank sends one
+   half of these chunks to its partner and stays responsible for the other half. The partner is
+   ``world / 2`` ranks away in the first round, and half as far in each next one. At the end each
+   rank is responsible for one chunk, and has its sum.
 2. all-gather: the same rounds in reverse order, in which ranks send sums.
 
 Each rank sends ``2 (world - 1) / world`` of the bytes, as in a ring, but in ``2 log2 world``
-messages, which are far fewer. It works for any number of workers: if that is not a power of two,
-two more messages are needed (:mod:`shoal.axes.collectives.kit.fold`).
+messages, far fewer than in a ring. If the number of workers is not a power of two, two more
+messages are needed (:mod:`shoal.axes.collectives.kit.fold`).
 
 References:
     Rabenseifner, `Optimization of Collective Reduction Operations
@@ -24,7 +24,7 @@ from shoal.axes.collectives.kit.fold import folded, power_below
 
 
 def halving_doubling() -> Collective:
-    """Reduce-scatter by halving, all-gather by doubling: few bytes in few messages."""
+    """Reduce-scatter by halving, all-gather by doubling. This sends few bytes in few messages."""
     return Collective("halving_doubling", rounds=_rounds, chunks=power_below)
 
 

@@ -42,7 +42,7 @@ def hierarchical(inner: int, outer: Collective | None = None) -> Collective:
 
 
 def nested(name: str, inner: int, outer: Collective) -> Collective:
-    """Return a route called ``name``: groups of ``inner``, and the route ``outer`` across them."""
+    """Return a route ``name`` with groups of ``inner`` ranks and route ``outer`` across groups."""
     if not is_whole(inner, 1, 65536):
         raise BadArgument(name, f"a group size must be a whole number >= 1, not {inner!r}")
     if not isinstance(outer, Collective) or outer.rounds is None:

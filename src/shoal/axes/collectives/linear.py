@@ -16,7 +16,7 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def linear() -> Collective:
-    """Send all messages to rank 0, which sends back the sum: simple, but limited by its link."""
+    """Send all messages to rank 0, which sends back the sum. The link of rank 0 is a bottleneck."""
     return Collective("linear", rounds=_rounds)
 
 

@@ -7,8 +7,8 @@ The message is divided into as many chunks as there are workers. There are two p
 2. all-gather: the sums are passed on, until each worker has all of them.
 
 Each worker sends ``2 (world - 1) / world`` of the message, the fewest bytes possible, in
-``2 (world - 1)`` messages. So it is best for large messages. Each chunk is summed in one order and
-then copied, so all workers have the same bits.
+``2 (world - 1)`` messages. So a ring is best for large messages. Each chunk is summed in one order
+and then copied, so all workers have the same bits.
 
 References:
     Patarasuk & Yuan, `Bandwidth optimal all-reduce algorithms for clusters of workstations
@@ -23,7 +23,7 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def ring() -> Collective:
-    """Send partial sums around a ring, then the sums: fewest bytes, many messages."""
+    """Send partial sums around a ring, then the sums. This sends few bytes in many messages."""
     return Collective("ring", rounds=_rounds, chunks=_chunks)
 
 

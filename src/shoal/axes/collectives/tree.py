@@ -18,7 +18,7 @@ from shoal.axes.collectives.collective import Collective, Copy, Round
 
 
 def tree() -> Collective:
-    """Reduce up a binomial tree and broadcast down it: few messages, but each is the whole one."""
+    """Reduce up a binomial tree and broadcast down it, in few messages of full size."""
     return Collective("tree", rounds=_rounds)
 
 

@@ -21,7 +21,7 @@ def after(steps: int, inner: Compressor) -> Compressor:
 
     Args:
         steps: number of rounds without compression.
-        inner: the compressor of all later rounds; the first of these is its round 0.
+        inner: the compressor of all later rounds. The first of these rounds is its round 0.
 
     Example: ``after(1, error_feedback(topk(0.25)))``, ``after(2, powersgd(2))``,
     ``after(1, cast(bfloat16))``.

@@ -16,7 +16,7 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def cast(dtype: str = "bfloat16") -> Compressor:
-    """Cast each number to 16 bits and send it; the lower bits are lost.
+    """Cast each number to 16 bits and send it. The lower bits are lost.
 
     Args:
         dtype: ``float16`` (more precise, inf above 65504) or ``bfloat16`` (same range as float32).

@@ -29,7 +29,7 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
     """Encode the integer codes of ``inner`` in fewer bits, by an entropy code, without loss.
 
     The workers first agree on a size that every worker's message fits, by an extra ask of about
-    1 KB; then each worker pads its message to that size. If a message would not become smaller on
+    1 KB. Then each worker pads its message to that size. If a message would not become smaller on
     one of the workers, all workers send the tensor as ``inner`` encodes it.
 
     Args:
@@ -66,7 +66,7 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
     def add(parts: tuple[Tensor, ...], into: Tensor, weight: float) -> None:
         if inner.add is None:
             raise BadArgument(name, f"{inner} has no add() to decode its messages with")
-        if parts[0].dtype == torch.int64:  # an entropy-coded message; otherwise one of ``inner``
+        if parts[0].dtype == torch.int64:  # entropy-coded; otherwise ``inner`` encoded the message
             count, kind = parts[0].tolist()
             text = entropy.decode(entropy.Coded(*parts[1:4]), count)
             codes = _codes(text, inner.width, into.numel()).view(KINDS[kind])
@@ -80,7 +80,7 @@ def coded(inner: Compressor, code: str = "huffman") -> Compressor:
 def max_stream_nbytes(raw: int, count: int) -> int:
     """Return how many bytes of codewords, for ``count`` bytes of text, are worth sending.
 
-    That is ``raw``, the bytes that ``inner`` would send, minus all other parts of a coded message.
+    It is ``raw``, the bytes that ``inner`` would send, minus all other parts of a coded message.
     """
     return raw - 256 - 2 * -(-count // entropy.CHUNK) - 4 * MARKS - 4 * 16
 
@@ -95,7 +95,7 @@ def _refuse(inner: Compressor, code: str) -> None:
 
 
 def _text(codes: Tensor, width: int, count: int) -> Tensor:
-    """Return the bytes to encode; codes that are split over several bytes are unpacked first."""
+    """Return the bytes to encode. Codes that are split over several bytes are unpacked first."""
     raw = codes.contiguous().view(-1).view(torch.uint8)
     if width in (1, 2, 4, 8):
         return raw

@@ -34,8 +34,9 @@ class Trait(Flag):
     def by_tensor(self, other: Trait) -> Trait:
         """Return the traits of a compressor that uses one of two compressors for each tensor.
 
-        It has a trait of ``both`` if both compressors have it, of ``either`` if one has it, and of
-        ``promises`` if both have it, or if one has it and the other is lossless; no other traits.
+        It has a trait of ``both`` if both compressors have it, and a trait of ``either`` if one or
+        both have it. It has a trait of ``promises`` if both have it, or if one has it and the other
+        is lossless. It has no other traits.
         """
         both = Trait.LOSSLESS | Trait.UNBIASED | Trait.SLICEABLE | Trait.ONE_SHOT | Trait.SUMS
         either = Trait.MERGES | Trait.MOMENTUM | Trait.FACTORS
@@ -51,7 +52,7 @@ class Trait(Flag):
 class BucketTiming(NamedTuple):
     """Measured times of a bucket, which the runtime passes to adaptive compressors."""
 
-    bucket: int = 0  # a hash of the names of its tensors; 0: unknown
+    bucket: int = 0  # a hash of the names of its tensors, or 0 if these are unknown
     took: tuple[float, float] | None = None  # seconds of the last round: (computing, exposed wait)
     leads: bool = False  # whether this value is the first one of the bucket
     label: str = ""  # the text for this value in logs; empty on ranks that do not log
@@ -97,8 +98,8 @@ class Compressor:
         traits: the properties that it declares.
         init: ``init(value)`` returns the state before the first round.
         flow: ``flow(value, state, round)`` yields asks and returns an ``Agreed``. It must not
-            change the state that it receives, but may overwrite the one that the round before
-            received.
+            change the state that it receives, but may overwrite the state that the previous
+            round received.
         add: ``add(parts, into, weight)`` adds ``weight`` times the decoded message to ``into``.
         contraction: a contractive variant, which ``error_feedback`` uses in place of this one.
         gamma: step size towards the neighbours' models in gossip.

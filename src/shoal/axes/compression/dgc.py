@@ -19,7 +19,7 @@ from shoal.errors import BadArgument
 from shoal.flow import Agreed, Flow
 from shoal.notation import check_momentum, is_number, is_whole, typed
 
-WARMUP_FACTOR = 0.25  # a warm-up starts at this density, and each phase multiplies it by this again
+WARMUP_FACTOR = 0.25  # the first density of a warm-up; each next phase multiplies the density by it
 
 
 def dgc(
@@ -28,8 +28,8 @@ def dgc(
     """Send the largest entries of an accumulated momentum; keep the others and send them later.
 
     In the letters of the paper: the momentum is u = m u + g, and the residual is v = v + u. The
-    entries of v with the largest magnitudes are sent; at these, u and v become 0 (momentum factor
-    masking). The compressor applies momentum, so the optimizer must have no momentum.
+    entries of v with the largest magnitudes are sent. At the sent entries, u and v become 0
+    (momentum factor masking). The compressor applies momentum, so the optimizer must have none.
 
     Args:
         ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
@@ -60,7 +60,7 @@ def dgc(
         where, values = top_k(v.view(-1), k)
         mean, mine = yield from send(where, values, value.tensor)
         v.view(-1).index_fill_(0, where, 0)
-        u.view(-1).index_fill_(0, where, 0)  # else old momentum of sent entries would enter v again
+        u.view(-1).index_fill_(0, where, 0)  # otherwise their old momentum would enter v again
         return Agreed(mean, mine, (v, u))
 
     arguments = [typed(ratio)] + [typed(momentum)] * (momentum != 0.9)

@@ -26,14 +26,14 @@ SAMPLE_NUMEL = 4096  # length of the random vector with which the default of gam
 
 
 def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
-    """Compress the difference to a public copy with ``inner``; what is lost is sent later.
+    """Compress the difference to a public copy with ``inner``. What is lost is sent later.
 
     In gossip this is CHOCO-SGD: worker i adds gamma (sum_j w_ij x^_j - x^_i) to its model, where
     x^_j is the public copy of worker j. For gradients, averaged over all workers, it is EF21.
 
     Args:
         inner: a contractive compressor with a single ask, such as ``topk(0.1)``.
-        gamma: step size of gossip, in (0, 1]; a compressor that loses more needs a lower one. The
+        gamma: step size of gossip, in (0, 1]. A compressor that loses more needs a lower one. The
             default is half of the share of a random vector's squared norm that ``inner`` sends.
 
     Example: ``difference(topk(0.25))``, ``difference(cast(bfloat16), 0.5)``.
@@ -48,7 +48,7 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
     _refuse(inner)
 
     def init(value: Value) -> tuple[Any, Any, Any]:
-        # At least float32: in 16 bits, adding a small change would be rounded to no change.
+        # The copies are at least float32, because in 16 bits a small change would be rounded away.
         copy_dtype = torch.promote_types(value.tensor.dtype, torch.float32)
         x_hat = torch.zeros_like(value.tensor, dtype=copy_dtype)
         return x_hat, torch.zeros_like(x_hat), inner.init(value)
@@ -70,7 +70,7 @@ def difference(inner: Compressor, gamma: float | None = None) -> Compressor:
 
 
 def _gather_narrow(flow: Flow, dtype: torch.dtype) -> Flow:
-    """Run a flow; where it asks for a mean in another dtype, gather, and add up in ``dtype``.
+    """Run a flow, but replace each Mean in another dtype by a Gather that adds up in ``dtype``.
 
     Rounding in 16 bits would make s differ from the weighted sum of the public copies.
     """

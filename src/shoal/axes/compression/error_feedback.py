@@ -47,7 +47,7 @@ def error_feedback(inner: Compressor) -> Compressor:
 
 
 def protect(tensor: Tensor, flow: Flow) -> Flow:
-    """Run a flow that reads ``tensor``; send a copy if a Mean would let the wire overwrite it."""
+    """Run a flow that reads ``tensor``. Send a copy if a Mean would let the wire overwrite it."""
     memory = tensor.untyped_storage().data_ptr()
 
     def answer(ask: Ask) -> Generator[Ask, Any, Any]:

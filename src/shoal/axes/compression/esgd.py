@@ -1,4 +1,4 @@
-"""eSGD: send entries whose sign agreed with the mean before, and the largest of the others.
+"""eSGD: send entries whose sign agreed with the mean in earlier rounds, and the largest others.
 
 References:
     Tao & Li, `eSGD: communication efficient distributed deep learning on the edge
@@ -22,8 +22,8 @@ def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
     """Send a share of the entries, half by hit count, half by magnitude; send the others later.
 
     A sent entry is a hit if its mean over all workers has the same sign as on this worker. A hit
-    increases the hit count of the entry by 1; otherwise its count becomes 0. Entries that are not
-    sent stay in a residual with momentum, so the optimizer must have no momentum.
+    increases the hit count of the entry by 1. If a sent entry is no hit, its count becomes 0. What
+    is not sent stays in a residual with momentum, so the optimizer must have no momentum.
 
     Args:
         ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
@@ -31,8 +31,8 @@ def esgd(ratio: float, momentum: float = 0.9) -> Compressor:
 
     Example: ``esgd(0.25)``, ``esgd(0.1, 0.5)``.
 
-    Differs from the paper: there all sent entries are hits if the loss has decreased, which a
-    compressor does not know, and entries without a hit are drawn at random.
+    Differs from the paper: in the paper, all sent entries are hits if the loss has decreased, but a
+    compressor does not know the loss. The paper draws the entries without a hit at random.
     """
     check_ratio("esgd", ratio)
     check_momentum("esgd", momentum)

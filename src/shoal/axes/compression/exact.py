@@ -11,7 +11,7 @@ from shoal.flow import Agreed, Dense, Flow, Mean
 
 
 def exact() -> Compressor:
-    """Send tensors uncompressed, in their own dtype; nothing is lost."""
+    """Send tensors uncompressed, in their own dtype. Nothing is lost."""
 
     def flow(value: Value, state: None, round: int) -> Flow:
         mean = yield Mean(value.tensor)

@@ -41,7 +41,7 @@ def gtopk(ratio: float) -> Compressor:
         where, values = top_k(v.view(-1), sparse.share(ratio, numel))
         result = yield Fold(sparse.message(where, values, numel), make_merge(numel))
         mine = sparse.to_dense(where, values, value.tensor)
-        for indices, amounts in result.dropped:  # left out by this worker's merges: not sent
+        for indices, amounts in result.dropped:  # not sent, as this worker's merges dropped them
             sparse.add_at(indices, amounts, mine, -1.0)
         mean = torch.zeros_like(value.tensor)
         indices = sparse.decode_indices(result.parts, numel)

@@ -16,17 +16,17 @@ from shoal.axes.compression.kit.stochastic_rounding import generator, integers
 from shoal.flow import Agreed, Flow, Gather
 
 MANTISSA = 23  # bits of a float32 that are not sent
-INFINITE = 0x7F800000  # the bits of infinity; those of NaN are higher
+INFINITE = 0x7F800000  # the bits of infinity; the bits of NaN are a higher number
 
 
 def natural() -> Compressor:
     """Round each number at random, without bias, to a power of two; send its sign and exponent.
 
     A number takes 9 bits, as in the paper: 8 for the exponent and 1 for the sign. It is rounded up
-    with a probability equal to its mantissa: random bits are added to the mantissa, and a carry
-    increases the exponent. The expected squared error is at most 1/8 of the squared norm.
+    with a probability equal to its mantissa. For this, random bits are added to the mantissa, and a
+    carry increases the exponent. The expected squared error is at most 1/8 of the squared norm.
 
-    Differs from the paper: float64 is first rounded to float32; NaN, and numbers that are rounded
+    Differs from the paper: float64 is first rounded to float32. NaN, and numbers that are rounded
     up above 2^127, are decoded as infinite.
     """
 

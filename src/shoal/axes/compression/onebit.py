@@ -1,4 +1,4 @@
-"""1-bit SGD: send one bit per number and two means per column; send the error later.
+"""1-bit SGD: send one bit per number and two means per column, and send the error later.
 
 References:
     Seide et al., `1-bit stochastic gradient descent
@@ -20,7 +20,7 @@ SHORTEST = 64  # fewest numbers in a column; its two float32 means take 64 bits,
 
 
 def onebit() -> Compressor:
-    """Send 1 bit per number and two means per column; the error is kept and sent later.
+    """Send 1 bit per number and two means per column. The error is kept and sent later.
 
     The bit is 1 if a number is positive. A positive number is decoded to the mean of the positive
     numbers of its column, any other number to the mean of the others. A column holds the weights of
@@ -42,7 +42,7 @@ def onebit() -> Compressor:
 
 
 def columns(tensor: Tensor) -> int:
-    """Return the number of columns of a tensor: its first dimension, or 1 if they are too short."""
+    """Return the number of columns: the first dimension, or 1 if columns would be too short."""
     if tensor.dim() < 2 or tensor.numel() < SHORTEST * tensor.shape[0] or not tensor.numel():
         return 1
     return tensor.shape[0]

@@ -54,7 +54,8 @@ def flow(value: Value, state: Tensor | None, round: int) -> Flow:
     1. p = orthogonalise(mean of m q), where q (cols, rank) is from the previous round.
     2. r = mean of p^T m, (rank, cols). The result is p r, and the next q is r^T.
 
-    In products with m the left matrix has few rows; the transposed one can take 16 times longer.
+    In products with m the left matrix has few rows. The transposed product can take 16 times as
+    long.
     """
     if state is None:
         mine = Dense(value.tensor.clone())
@@ -91,7 +92,7 @@ def orthogonal(p: Tensor) -> Tensor:
 
 
 def _mean(p: Tensor, q: Tensor, value: Value) -> Tensor:
-    """Return p q, in ``value.out`` if possible: allocating memory takes longer than the product."""
+    """Return p q, in ``value.out`` if possible. Allocating memory takes longer than the product."""
     out = value.out
     if out is None or not out.is_contiguous():
         return (p @ q).view(value.tensor.shape)

@@ -25,7 +25,7 @@ def qsgd(levels: int = 16) -> Compressor:
     """Round each number at random, without bias, to one of ``2 * levels + 1`` levels.
 
     Every 512 consecutive numbers form a bucket and share one L2 norm. A number takes 6 bits with 16
-    levels, 5 with 15, 4 with 7, and 2 with 1; the norm takes 4 bytes (float64: 8) per bucket.
+    levels, 5 with 15, 4 with 7, and 2 with 1; the norm takes 4 bytes (8 for float64) per bucket.
 
     Args:
         levels: s in the paper, from 1 to 127; fewer levels take fewer bits and add more noise.

@@ -1,4 +1,4 @@
-"""Random-k sparsification: all workers send the same random entries, other ones in every round.
+"""Random-k sparsification: all workers send the same entries, drawn at random in each round.
 
 All workers draw the same indices, so indices are not sent, and any all-reduce can sum the values.
 
@@ -31,7 +31,7 @@ def random_k(ratio: float, seed: int = 0) -> Compressor:
 
     Args:
         ratio: share of the entries to send, in (0, 1]; at least one entry is sent.
-        seed: the entries of a round depend on it, on the round and on the parameter's name.
+        seed: the entries of a round depend on this seed, on the round and on the parameter's name.
 
     Example: ``random_k(0.25)``, ``random_k(0.5, seed=1)``.
     """
@@ -60,7 +60,7 @@ def random_k(ratio: float, seed: int = 0) -> Compressor:
 def draw(k: int, numel: int, key: str) -> Tensor:
     """Return k different random indices below ``numel``, ascending; equal keys give equal indices.
 
-    If k is small, it draws more than k indices, removes duplicates, and chooses k of the rest: a
+    If k is small, it draws more than k indices, removes duplicates, and chooses k of the rest. A
     random permutation of all indices would take a hundred times longer.
     """
     rng = torch.Generator().manual_seed(zlib.crc32(key.encode()))

@@ -1,4 +1,4 @@
-"""signSGD: send one bit per number, its sign; the result is the majority of the workers' signs.
+"""signSGD: send one bit per number, its sign. The result is the majority of the workers' signs.
 
 References:
     Bernstein et al., `signSGD <https://arxiv.org/abs/1802.04434>`_, 2018, Algorithms 1 and 2.
@@ -21,7 +21,7 @@ from shoal.notation import is_number, typed
 
 
 def sign(momentum: float = 0.0) -> Compressor:
-    """Send the sign of each number; the result is the majority vote, -1, 0 or 1 for each number.
+    """Send the sign of each number. The result is the majority vote, which is -1, 0 or 1.
 
     A message has 1 bit per number, and a weight per tensor, which is 0 if the whole tensor is zero.
     With SGD each parameter changes by the learning rate or not at all, so choose a learning rate as
@@ -44,7 +44,7 @@ def sign(momentum: float = 0.0) -> Compressor:
 
     def flow(value: Value, state: Tensor | None, round: int) -> Flow:
         m = value.tensor
-        if state is not None:  # it is the running mean
+        if state is not None:  # the state is the running mean
             m = torch.lerp(state, m, 1 - momentum, out=other_buffer(state, m))
         ask = Gather(encode(m.reshape(-1), round), add, like=value.tensor)
         votes = yield ask
@@ -59,7 +59,7 @@ def sign(momentum: float = 0.0) -> Compressor:
 
 
 def encode(flat: Tensor, round: int) -> tuple[Tensor, ...]:
-    """Return the signs, and a weight: 0 if all numbers are 0, NaN if one is not finite, else 1."""
+    """Return signs and a weight: 0 if all numbers are 0, NaN if one is not finite, otherwise 1."""
     total = torch.linalg.vector_norm(flat, 1, dtype=wide(flat.dtype)).view(1)
     weight = torch.where(total == 0, total, total * 0 + 1)
     return pack(flat < 0 if round % 2 == 0 else flat <= 0, 1), weight

@@ -1,4 +1,4 @@
-"""Sufficient factors: the gradient of a linear layer is a product of two matrices; send these.
+"""Sufficient factors: the gradient of a linear layer is a product of two matrices, which are sent.
 
 References:
     Zhang et al., `Poseidon <https://arxiv.org/abs/1706.03292>`_, 2017, Section 3.2.
@@ -22,9 +22,9 @@ def sufficient_factors() -> Compressor:
     """Send the two factors of a linear layer's gradient if they are smaller; nothing is lost.
 
     For a batch of K rows, a gradient (M, N) is the product of factors (K, M) and (K, N), which have
-    K (M + N) numbers. All other tensors are sent uncompressed. So is a gradient that is not equal
-    to the product, for example of a shared weight or with a penalty term; a random projection
-    detects this.
+    K (M + N) numbers. All other tensors are sent uncompressed, and so is a gradient that is not
+    equal to the product, for example of a shared weight or with a penalty term. A random projection
+    detects such a gradient.
 
     Differs from the paper: the choice depends on the size of one message, not on the number of
     workers and servers. If K is too large on one worker, all workers send the matrix.
@@ -61,7 +61,7 @@ def max_rows(tensor: Tensor) -> int:
 
 
 def factors(value: Value, round: int) -> tuple[Tensor, Tensor]:
-    """Return u (K, M) and v (K, N) with u.T @ v == gradient; empty tensors if there are none."""
+    """Return u (K, M) and v (K, N) with u.T @ v == gradient, or empty tensors if none are valid."""
     g, none = value.tensor, value.tensor.new_empty(0, 0)
     if value.factors is None:
         return none, none
@@ -77,6 +77,6 @@ def factors(value: Value, round: int) -> tuple[Tensor, Tensor]:
 
 
 def pad_rows(factor: Tensor, count: int) -> Tensor:
-    """Return a factor with ``count`` rows: rows of zeros, which add nothing, are appended."""
+    """Return a factor with ``count`` rows, by appending rows of zeros, which add nothing."""
     rest = factor.new_zeros(count - factor.shape[0], factor.shape[1])
     return torch.cat([factor, rest])

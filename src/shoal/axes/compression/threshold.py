@@ -23,19 +23,20 @@ from shoal.notation import is_number, typed
 
 
 def threshold(tau: float, ratio: float = 0.01) -> Compressor:
-    """Send tau or -tau for entries whose residual has reached tau; the rest is sent later.
+    """Send tau or -tau for entries whose residual has reached tau. The rest is sent later.
 
     It keeps a residual, the sum of what was not sent, so it needs no ``error_feedback``.
 
     Args:
-        tau: an entry is sent when the magnitude of its residual is >= tau, as tau or -tau.
-        ratio: entries in a message, as a share of all entries; the largest residuals are sent.
+        tau: an entry is sent, as tau or -tau, when the magnitude of its residual is >= tau.
+        ratio: entries in a message, as a share of all entries. The largest residuals are sent.
 
     Example: ``threshold(0.05, 0.5)``.
 
-    Differs from the paper: there a message is as long as needed. Here the messages of all workers
+    Differs from the paper: its messages are as long as needed. Here the messages of all workers
     have the same number of entries, so that no size must be sent. Entries beyond this number wait
-    in the residual; if there are fewer, zeros are sent. An entry takes 2 bits and its index.
+    in the residual. If fewer entries have reached tau, the others are sent as zeros. An entry takes
+    2 bits and its index.
     """
     if not (is_number(tau) and 0 < tau < math.inf):
         raise BadArgument(f"threshold({tau})", "tau must be positive, for example threshold(0.001)")

@@ -2,8 +2,8 @@
 
 In a trial, each candidate compresses a bucket for some rounds. Then the fastest is chosen, or one
 with less loss that is about as fast. A new choice is made when the residual becomes too large, when
-exposed waiting takes twice or half as long, and from time to time without such a reason: while
-messages are small, a faster link is not noticed.
+exposed waiting takes twice or half as long, and from time to time without such a reason,
+because a faster link is not noticed while messages are small.
 
 References:
     Agarwal et al., `On the utility of gradient compression in distributed training systems
@@ -37,8 +37,8 @@ from shoal.tuner import Tuner, TunerState
 log = logging.getLogger("shoal")
 EVERY, MOST = 20, 8.0  # defaults of ``tuned``
 TRIES = 4  # rounds of each candidate in a trial; the first is not counted, because caches are cold
-CLEARLY = 0.9  # with at most 1 / CLEARLY of the least seconds, a candidate is about as fast
-CHANGED = 2.0  # exposed seconds that grow or shrink by this factor at two looks: start a trial
+CLEARLY = 0.9  # a candidate with at most 1 / CLEARLY times the least seconds is about as fast
+CHANGED = 2.0  # a trial starts if exposed seconds differ by this factor at two looks in a row
 SLIGHT = 0.1  # a change below this share of a round's seconds is ignored
 PATIENCE, LONGEST = 8, 128  # looks until a trial without a reason; doubled each time up to LONGEST
 NO_LOSS = Trait.LOSSLESS | Trait.CONSERVING
@@ -48,13 +48,14 @@ def tuned(*candidates: Compressor, every: int = EVERY, most: float = MOST) -> Co
     """Time each candidate, use the fastest for each bucket, and check the choice every few rounds.
 
     The cost of a candidate is the time that its flows compute (encode, decode) plus the exposed
-    time of communication, averaged over workers. Communication during backward is free; waiting for
-    slow workers is not. If no times are measured, the first candidate is chosen.
+    time of communication, averaged over workers. Communication during backward costs nothing, but
+    waiting for slow workers does. If no times are measured, the first candidate is chosen.
 
     Args:
-        candidates: two or more, that with the least loss first; what one did not send, the next one
-            sends. The default is exact, cast(bfloat16), powersgd(4), topk(0.05), topk(0.01).
-        every: rounds from one look to the next; at a look, workers exchange their measurements.
+        candidates: two or more compressors, in the order of their loss, the least first. What one
+            candidate did not send, the next one that runs sends. The default is exact,
+            cast(bfloat16), powersgd(4), topk(0.05), topk(0.01).
+        every: rounds from one look to the next. At a look, workers exchange their measurements.
         most: the largest allowed norm of a residual, in multiples of the norm of the gradient.
 
     Example: ``tuned``, ``tuned(exact, error_feedback(topk(0.25)), every=10)``,
@@ -129,7 +130,7 @@ class CompressorTuner(Tuner):
         return TunerState(samples, (0.0,) * self.candidates, patience=PATIENCE)
 
     def observe_timing(self, state: TunerState, timing: BucketTiming) -> TunerState:
-        """Record the seconds of the last round; if the bucket has changed, start a new trial."""
+        """Record the seconds of the last round. If the bucket has changed, start a new trial."""
         if timing.bucket != state.bucket:
             return self.start()._replace(bucket=timing.bucket, chosen=state.chosen)
         return state if timing.took is None else self.observe(state, *timing.took)
@@ -139,7 +140,7 @@ class CompressorTuner(Tuner):
         return state.age == self.tries - 1 if state.trying else self.compares(state)
 
     def record_residual(self, state: TunerState, residual: float) -> TunerState:
-        """Record a residual; in a trial only if it is larger, because trials are short."""
+        """Record a residual. In a trial, keep a larger earlier one, because trials are short."""
         row = list(state.residuals)
         row[state.at] = max(residual, row[state.at]) if state.trying else residual
         return state._replace(residuals=tuple(row))
@@ -167,7 +168,7 @@ class CompressorTuner(Tuner):
         return self.restart(state)._replace(residuals=halved, patience=patience)
 
     def pick(self, costs: list[CandidateCost], current: int) -> int:
-        """Return the best candidate whose residual is allowed; if none, the one with the least."""
+        """Return the best candidate with an allowed residual, or else that with the least one."""
         bound = max(self.most, min(cost.residual for cost in costs))
         allowed = ((i, c) for i, c in enumerate(costs) if c.residual <= bound)
         return self.best({i: c.encode + c.exposed for i, c in allowed}, current)
@@ -195,7 +196,7 @@ def cost_text(costs: list[CandidateCost], names: Sequence[object]) -> str:
 
 
 def _run(form: Compressor, value: Value, state: tuple[torch.Tensor, Any, bool], round: int) -> Flow:
-    """Run a round with one candidate; if another ran before, also send what that did not send."""
+    """Run a round of one candidate. If another ran before, also send what that one did not send."""
     residual, rest, ran_before = state
     if not ran_before:
         value = value.with_tensor(value.tensor + residual)

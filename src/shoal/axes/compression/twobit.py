@@ -1,4 +1,4 @@
-"""MXNet's 2-bit compression: send a threshold, with its sign, when a residual has reached it.
+"""MXNet's 2-bit compression: send a threshold or its negative when a residual has reached it.
 
 References:
     Apache MXNet, `Gradient compression
@@ -22,11 +22,11 @@ from shoal.notation import is_number, typed
 
 
 def twobit(threshold: float) -> Compressor:
-    """Send -threshold, 0 or +threshold for each number; the rest is kept and sent later.
+    """Send -threshold, 0 or +threshold for each number. The rest is kept and sent later.
 
     A message has 2 bits per number, and the threshold. The compressor keeps a residual, so it needs
-    no ``error_feedback``. A round sends at most one threshold per number: if the threshold is far
-    below the gradients, the residual grows; if it is far above them, numbers are sent late.
+    no ``error_feedback``. A round sends at most one threshold per number. If the threshold is far
+    below the gradients, the residual grows. If it is far above them, numbers are sent late.
 
     Args:
         threshold: the magnitude that is sent, > 0; choose the magnitude of the larger gradients.
@@ -48,7 +48,7 @@ def twobit(threshold: float) -> Compressor:
 
 
 def encode(flat: Tensor, threshold: float) -> tuple[Tensor, ...]:
-    """Return codes 0, 1, 2 for -t, 0, t, four in a byte; and t (NaN if a number is not finite)."""
+    """Return codes 0, 1, 2 for -t, 0, t, four in a byte, and t (NaN if a number is not finite)."""
     codes = flat.new_empty(flat.numel(), dtype=torch.int8)
     t = flat.new_full((1,), threshold, dtype=wide(flat.dtype))
     for piece in pieces(flat.numel()):

@@ -25,7 +25,7 @@ def bmuf(momentum: float | None = None, rate: float = 1.0) -> Coordination:
     The synchrony sets the number of steps in a block: 8 in ``bmuf, local(8)``.
 
     Args:
-        momentum: factor of the previous move, D; by default 1 - 1/n for n workers, as the paper
+        momentum: factor of the previous D. By default it is 1 - 1/n for n workers, as the paper
             advises.
         rate: factor of the new mean change, G.
 

@@ -15,10 +15,12 @@ Sends = Literal["gradient", "delta", "parameter", "prediction"]
 
 @dataclass(frozen=True)
 class Outer:
-    """Momentum for averaged changes: ``D <- momentum * D + rate * change``; D is then applied.
+    """Momentum for averaged changes.
+
+    D becomes ``momentum * D + rate * change``, and then D is applied to the model.
 
     Args:
-        momentum: factor of the previous D; None: 1 - 1/n for n workers.
+        momentum: factor of the previous D. None means 1 - 1/n for n workers.
         rate: factor of the new averaged change.
     """
 
@@ -36,12 +38,12 @@ class Coordination:
 
     Args:
         name: the text that a user types.
-        via: with whom: in a collective of all workers, with servers, or with peers.
+        via: with whom messages are exchanged, for example with all workers in a ``collective``.
         sends: what is sent if the period of the synchrony is 1.
         mixing: ``(workers, round) -> W``; ``W[i, j]`` is the weight of worker j's value for i.
         servers: number of extra processes, which do not run the user's loop.
         on_death: what the other workers do when a worker dies; the launcher supports only ``fail``.
-        outer: momentum for averaged changes; None: averaged changes are applied as they are.
+        outer: momentum for averaged changes. With None, they are applied as they are.
     """
 
     name: str
@@ -62,9 +64,9 @@ def complete(workers: int, round: int) -> Tensor:
 
 
 def spectral_gap(w: Tensor) -> float:
-    """Return 1 - |second largest eigenvalue|: the share of disagreement that a round removes.
+    """Return 1 - |second largest eigenvalue| of a mixing matrix W.
 
-    If W is symmetric, a round removes at least this share.
+    If W is symmetric, a round removes at least this share of the disagreement between workers.
     """
     if w.shape[0] == 1:
         return 1.0

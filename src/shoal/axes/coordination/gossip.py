@@ -22,10 +22,11 @@ from shoal.errors import UnknownName
 
 
 def gossip(graph: str = "ring") -> Coordination:
-    """Average models with the neighbours in a graph; the final model is the mean over all workers.
+    """Average models with the neighbours in a graph. The final model is the mean over all workers.
 
     Args:
-        graph: which workers are neighbours; only ``ring``: the next lower and next higher rank.
+        graph: which workers are neighbours. Only ``ring`` exists, in which the neighbours are the
+            next lower and the next higher rank.
     """
     if graph not in GRAPHS:
         raise UnknownName("gossip graph", str(graph), GRAPHS)
@@ -33,7 +34,7 @@ def gossip(graph: str = "ring") -> Coordination:
 
 
 def ring(workers: int, round: int) -> Tensor:
-    """Return the mixing matrix of a ring: weights of 1/3 (two workers: 1/2; one worker: 1)."""
+    """Return the mixing matrix of a ring. Weights are 1/3 (1/2 for two workers, 1 for one)."""
     w = torch.eye(workers, dtype=torch.float64)
     neighbours = {offset % workers for offset in (-1, 1)} - {0}
     share = 1 / (1 + len(neighbours))

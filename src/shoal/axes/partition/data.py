@@ -13,7 +13,7 @@ def data(replicas: int | None = None) -> Partition:
     """Replicate the model and divide the batch among the replicas.
 
     Args:
-        replicas: number of replicas; by default the number of ranks / ranks per replica.
+        replicas: number of replicas. The default is the number of ranks / ranks per replica.
 
     Example: ``data``, ``data(1)``, ``data(4)``.
     """

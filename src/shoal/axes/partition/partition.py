@@ -15,7 +15,7 @@ class Partition:
     A worker is one replica of the model, which has shard * tensor * pipe ranks.
 
     Args:
-        data: number of replicas; None: the number of ranks / ranks per replica.
+        data: number of replicas. None means the number of ranks / ranks per replica.
         shard: number of ranks that share a replica's parameters, gradients and optimizer state.
         tensor: number of ranks that share the matrices of each layer.
         pipe: number of pipeline stages.

@@ -14,7 +14,7 @@ def pipe(stages: int) -> Partition:
     """Divide the sequence of layers into ``stages`` stages, through which micro-batches pass.
 
     Args:
-        stages: number of stages; train with ``run.step``, not with a loop of your own.
+        stages: number of stages. Train with ``run.step``, not with a loop of your own.
 
     Example: ``pipe(2)``.
     """

@@ -11,10 +11,12 @@ from shoal.axes.partition.partition import Partition, degree
 
 
 def shard(ranks: int) -> Partition:
-    """Shard parameters, gradients and optimizer state over ``ranks`` ranks; gather layers for use.
+    """Shard parameters, gradients and optimizer state over ``ranks`` ranks.
+
+    The parameters of a layer are gathered before the layer is used.
 
     Args:
-        ranks: number of ranks; together they are one worker.
+        ranks: number of ranks, which together are one worker.
 
     Example: ``shard(2)``.
     """

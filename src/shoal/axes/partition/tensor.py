@@ -13,7 +13,7 @@ def tensor(ranks: int) -> Partition:
     """Divide the matrices of each layer among ``ranks`` ranks.
 
     Args:
-        ranks: number of ranks; the model must declare how to split it (see ``shoal.models``).
+        ranks: number of ranks. The model must declare how it is split (see ``shoal.models``).
 
     Example: ``tensor(2)``.
     """

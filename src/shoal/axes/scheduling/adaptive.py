@@ -2,12 +2,12 @@
 
 If the startup of messages takes most of the time, small tensors are fused. If the bytes take most
 of the time, large tensors are cut, so that the gradients of the first layers can be sent before
-others and the next forward starts early. One plan may do both.
+those of other layers and the next forward starts early. One plan may do both.
 
 1. The seconds of plans of both kinds are computed from measured times of layers and messages
    (``kit.playing``).
-2. The best plan of each kind, and ``wfbp``, run for a few steps; those that are about as fast as
-   the fastest run again.
+2. The best plan of each kind, and ``wfbp``, run for a few steps. Then the plans that are about as
+   fast as the fastest one run once more.
 3. The fastest plan is used until the times of messages change.
 
 References:
@@ -34,7 +34,7 @@ from shoal.errors import BadArgument
 from shoal.notation import nbytes_text
 
 SIZES = tuple(2**n for n in range(16, 27, 2))  # 64 KB to 64 MB
-MAX_MESSAGES = 1024  # per step; plans with more, and with over two per layer, are not considered
+MAX_MESSAGES = 1024  # a plan with more per step, and with over two per layer, is not considered
 
 
 def adaptive(early: bool = True) -> Schedule:
@@ -75,7 +75,7 @@ def adaptive(early: bool = True) -> Schedule:
 
 
 def price(schedule: Schedule, layers: Sequence[Layer], cost: Cost) -> float:
-    """Return the computed seconds of a step under a schedule; inf if it has too many messages."""
+    """Return the computed seconds of a step under a schedule, or inf with too many messages."""
     tasks = schedule.plan(layers, cost)
     if len(tasks) > max(MAX_MESSAGES, 2 * len(layers)):
         return float("inf")

@@ -1,4 +1,4 @@
-"""Fusion buffers: gradients are put into a buffer in the order of backward; a full one is sent.
+"""Fusion buffers: gradients fill a buffer in the order of backward, and a full buffer is sent.
 
 Unlike in ``wfbp``, a buffer of several tensors has at most ``threshold`` bytes, and the first
 buffer has the same limit as the others.

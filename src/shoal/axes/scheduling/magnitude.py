@@ -24,7 +24,7 @@ SIZE, EVERY = 2**20, 10
 
 
 def magnitude(size: int = SIZE, every: int = EVERY) -> Schedule:
-    """Send slices of ``size`` bytes, those of the largest relative updates first.
+    """Send slices of ``size`` bytes, first those of parameters with the largest relative updates.
 
     Args:
         size: bytes per slice.

@@ -4,13 +4,13 @@ The startup is the part of a message's time that does not depend on its size. Th
 from the last to the first. Let tau_c be the time at which the message of layer l could start, t_c
 its duration, and r the time at which the gradient of layer l - 1 is ready:
 
-1. If r >= tau_c + t_c, the message arrives before that gradient is ready, so they are not merged.
+1. If r >= tau_c + t_c, the message arrives before that gradient is ready, so do not merge the two.
 2. If r < tau_c, the link is still busy when that gradient is ready, so merging saves a startup.
 3. Otherwise merging costs a wait of r - tau_c and saves a startup; merge if the wait is shorter.
 
 The times of layers and messages are measured in the first steps, and again during training.
 
-Differs from the paper: each parameter is a layer, because gradients become ready one by one; the
+Differs from the paper: each parameter is a layer, because gradients become ready one by one. The
 startup is the time of a message of zero bytes on the measured link.
 
 References:
@@ -26,7 +26,7 @@ from shoal.axes.scheduling.schedule import Cost, Layer, Schedule, Task
 
 
 def merged() -> Schedule:
-    """Send gradients during backward; merge them if measured times say that this is faster."""
+    """Send gradients during backward, and merge them if this is faster by measured times."""
 
     def plan(layers: Sequence[Layer], cost: Cost) -> tuple[Task, ...]:
         return tuple(message(layers, group) for group in merge(layers, cost))

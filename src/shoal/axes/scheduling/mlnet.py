@@ -8,7 +8,7 @@ each hop an urgent message waits for at most one less urgent slice.
 Messages enter the queues when backward makes them ready. The queues decide the order at run time,
 so no times have to be measured. Backward ends with the first layer and forward begins with it, so
 the message that was submitted last is needed first. The plan lists messages in the order in which
-they are submitted; its computed seconds assume that no message overtakes another.
+they are submitted. The seconds computed for it assume that no message overtakes another.
 
 The hops are those of the route. Torch's own all-reduce has no hops that could queue messages, so
 with ``native`` a tree is used, as in the paper. With another route, each of its hops has a queue.
@@ -35,7 +35,7 @@ DEFAULT = 2**20
 
 
 def mlnet(size: int = DEFAULT) -> Schedule:
-    """Send slices of ``size`` bytes along a tree; at every hop the slice needed first goes first.
+    """Send slices of ``size`` bytes along a tree. At every hop the slice needed first goes first.
 
     Args:
         size: bytes per slice; with smaller slices an urgent one waits less.

@@ -36,7 +36,7 @@ def priority(size: int = DEFAULT, credit: int = 0) -> Schedule:
     Args:
         size: bytes per slice. P3 uses slices of 50,000 numbers; ByteScheduler uses megabytes,
             because every message has a startup cost.
-        credit: bytes in transfer at once, in whole slices; with 0 the runtime decides.
+        credit: bytes in transfer at once, rounded down to whole slices. With 0 the runtime decides.
 
     Example: ``priority``, ``priority(256)``, ``priority(256, credit=512)``.
     """
@@ -74,7 +74,7 @@ def by_need(
     urgency: Callable[[int], float] = float,
     window: int = 1,
 ) -> Iterator[Task]:
-    """Yield messages as tasks, in the order in which one link sends them by these times.
+    """Yield messages as tasks, in the order in which one link with these times sends them.
 
     Whenever fewer than ``window`` messages are in transfer, the most urgent ready one is sent.
 
@@ -82,8 +82,9 @@ def by_need(
         layers: in forward order, with their seconds.
         cost: nbytes -> seconds of a message.
         messages: in the order of backward; each is ready after backward of its earliest layer.
-        urgency: index of that layer -> a number; the lowest is sent first. Default: the index.
-        window: largest number of messages in transfer; they are transferred one after the other.
+        urgency: index of that layer -> a number. The message with the lowest number is sent first.
+            By default the number is the index.
+        window: largest number of messages in transfer. The link transfers one after the other.
     """
     pending = deque(messages)
     ends = accumulate(layer.backward for layer in reversed(layers))

@@ -58,21 +58,22 @@ class Schedule:
 
     Args:
         name: the text that a user types.
-        plan: ``(layers, cost) -> tasks``, in the order in which they are submitted (without
-            ``queues`` also the order of sending). The plan must be equal on all ranks.
+        plan: ``(layers, cost) -> tasks``. The tasks are in the order in which they are submitted,
+            which is also the order of sending if ``queues`` is false. The plan must be equal on all
+            ranks.
         overlaps: whether messages are sent during backward.
         slices: whether tensors may be cut.
         early: whether a layer's next forward may start before all gradients have arrived.
-        scatters: whether a sum is a reduce-scatter and, later, an all-gather.
-        queues: whether messages overtake each other at the hops of a route. Of those that wait, the
-            last one submitted is sent first, so the plan lists the least urgent first.
+        scatters: whether a sum is computed by a reduce-scatter and, later, an all-gather.
+        queues: whether messages overtake each other at the hops of a route. Of the waiting
+            messages, the last submitted is sent first, so the plan lists the least urgent first.
         window: largest number of messages in transfer; with 0 the runtime decides.
         measures: what is measured before a new plan is made: ``times`` of layers and messages, or
             ``changes`` of parameters.
         reorders: whether measurements change only the order of messages, not their content.
         every: number of steps from one measurement to the next.
         contenders: ``(layers, cost) -> schedules``, the most promising first. Each runs for a few
-            steps, and the fastest is chosen. None: ``plan`` is used without such a trial.
+            steps, and the fastest is chosen. If None, ``plan`` is used without a trial.
     """
 
     name: str

@@ -7,9 +7,9 @@ first, so both orders do this. They differ in whether they use times:
 * ``tac`` uses measured times: it sends during backward. Whenever the link is free, it sends that
   ready gradient which forward needs first.
 
-Differs from the paper: the graph is the sequence of parameters; pushing a gradient and pulling the
-result are one task; tensors larger than 4 MB are cut, so that several servers share them. It works
-with and without servers.
+Differs from the paper: the graph is the sequence of parameters. Pushing a gradient and pulling the
+result are one task. Tensors larger than 4 MB are cut, so that several servers share them. TicTac
+works here with and without servers.
 
 References:
     Hashemi, Abdu Jyothi & Campbell, `TicTac <https://arxiv.org/abs/1803.03288>`_, 2019.
@@ -31,7 +31,8 @@ def tictac(order: str = "tac") -> Schedule:
     """Send tensors in the order in which the next forward needs them.
 
     Args:
-        order: ``tac``: during backward, by measured times; ``tic``: after backward, without times.
+        order: ``tac`` sends during backward, by measured times. ``tic`` sends after backward, and
+            uses no times.
 
     Example: ``tictac``, ``tictac(tic)``.
     """

@@ -18,7 +18,8 @@ def local(steps: int) -> Synchrony:
     """Take ``steps`` local optimizer steps, then average what they changed over all workers.
 
     Args:
-        steps: 1 is like bsp; with more steps less is sent, but replicas diverge further.
+        steps: number of steps. 1 is like bsp. With more steps less is sent, but replicas diverge
+            further.
 
     Example: ``local(1)``, ``local(4)``.
     """

@@ -16,7 +16,8 @@ def ssp(bound: int) -> Synchrony:
     """Let a worker wait only while it is more than ``bound`` steps ahead of the slowest worker.
 
     Args:
-        bound: if it is 0, workers read the same models as with bsp; if higher, maybe older ones.
+        bound: with 0, workers read the same models as with bsp. With a higher bound, a worker may
+            read an older model.
 
     Example: ``ssp(0)``, ``ssp(2)``.
     """

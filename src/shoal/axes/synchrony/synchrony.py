@@ -13,7 +13,7 @@ class Synchrony:
     Args:
         name: the text that a user types.
         period: number of optimizer steps from one exchange to the next.
-        staleness: rounds that a worker may be ahead of the slowest; inf: it never waits.
+        staleness: rounds that a worker may be ahead of the slowest. With inf it never waits.
     """
 
     name: str

@@ -25,7 +25,7 @@ from shoal.notation import UNITS
 ROUTES = (butterfly(), halving_doubling(), ring(), double_tree(), double_tree(16), tree(), linear())
 
 MARGIN = 0.8  # a route must take less than this share of the seconds of torch's own all-reduce
-HOPELESS = 3.0  # a route is not timed if its bytes alone take longer than this times torch's own
+HOPELESS = 3.0  # a route is not timed if its bytes alone take over 3 times as long as torch's own
 WINNER = "which route wins"
 _CASE = re.compile(rf"(\d+)({'|'.join(UNITS)})?, (\d+) ranks(?:: (.+?)(?: or .*)?)?")
 
@@ -86,7 +86,7 @@ class Winners:
         return route_by_nbytes[min(distance, key=distance.__getitem__)]
 
     def refusal(self, ranks: int) -> str:
-        """Return why the report has no route for these ranks; empty if it has one or ranks is 1."""
+        """Return why the report has no route for these ranks, or "" if it has one or ranks is 1."""
         if ranks == 1 or ranks in self.by_size:
             return ""
         known = ", ".join(map(str, sorted(self.by_size)))
@@ -98,7 +98,7 @@ def read_winners(path: str) -> Winners:
     """Read a report of ``shoal bench routes``, and return its fastest routes.
 
     Raises:
-        BadArgument: the file does not exist, or is no such report.
+        BadArgument: the file cannot be read, or is not a report that names a fastest route.
     """
     call, hint = f"fastest({path!r})", "write one with shoal bench routes --json PATH"
     by_size: dict[int, dict[int, str]] = {}

@@ -22,7 +22,7 @@ def power_below(world: int) -> int:
 
 
 def folded(world: int, chunks: int, rounds: Callable[[int], Iterable[Round]]) -> Iterator[Round]:
-    """Yield ``rounds(p)``, and one round before and one after them for the ranks from p on."""
+    """Yield ``rounds(p)``, and for the ranks from p on one round before these and one after."""
     power = power_below(world)
     extra = [(rank, rank - power) for rank in range(power, world)]
     all_chunks = range(chunks)

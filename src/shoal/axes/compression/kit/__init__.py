@@ -1,1 +1,1 @@
-"""Functions that several compressors share; the compressors are in the folder above."""
+"""Functions that several compressors share. The compressors are in the folder above."""

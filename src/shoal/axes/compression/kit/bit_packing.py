@@ -1,7 +1,7 @@
 """Pack codes of a few bits into bytes, for example eight codes of one bit into one byte.
 
 An unpacked code is one byte. A packed byte holds 8, 4 or 2 codes of 1, 2 or 4 bits, the first code
-in its lowest bits. Codes of 8 bits stay as they are. Other widths are split: of codes of 6 bits, a
+in its lowest bits. Codes of 8 bits stay as they are. Other widths are split. For codes of 6 bits, a
 message first holds the low 4 bits of all codes, then the high 2 bits of all codes.
 
 Torch has no operation that packs. But if several unpacked codes are viewed as one integer (a word)
@@ -76,7 +76,7 @@ def _part_widths(width: int) -> tuple[int, ...]:
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
-    """Pack codes of 1, 2 or 4 bits; return words, of which the lowest byte is a packed byte."""
+    """Pack codes of 1, 2 or 4 bits. Return words, whose lowest bytes are the packed bytes."""
     codes_per_byte = 8 // width
     if padding := -codes.numel() % codes_per_byte:
         codes = torch.cat([codes, codes.new_zeros(padding)])

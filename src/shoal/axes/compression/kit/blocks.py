@@ -36,7 +36,7 @@ def block_range(piece: slice, block: int) -> slice:
 
 
 def factor(scale: Tensor, levels: int) -> Tensor:
-    """Return ``levels / scale``, but a finite number if the scale is 0, so that 0 times it is 0."""
+    """Return ``levels / scale``, but a finite number if the scale is 0, so that 0 * factor is 0."""
     return (levels / scale).clamp_(max=torch.finfo(scale.dtype).max)
 
 

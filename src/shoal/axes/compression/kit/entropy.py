@@ -3,7 +3,7 @@
 The codes are canonical: codewords are assigned in the order of their length, then of their byte. So
 the 256 lengths (0 for a byte that does not occur) define the code. No Python loop runs over the
 text, which is the tensor of bytes to encode. Encoding adds up shifted codewords. For decoding, the
-text is divided into chunks, whose lengths in bits are sent, too; one step decodes one byte of every
+text is divided into chunks, whose lengths in bits are sent, too. One step decodes one byte of every
 chunk.
 
 References:
@@ -41,10 +41,10 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
     starts = ends - bits
     total = int(ends[-1]) if len(text) else 0
     words = _words(lengths).index_select(0, index)
-    words <<= 24 - (starts & 7).to(torch.int32) - bits  # move it to its place in three bytes
+    words <<= 24 - (starts & 7).to(torch.int32) - bits  # move each to its place in three bytes
     first = starts >> 3
     stream = torch.zeros(-(-total // 8) + 2, dtype=torch.int32, device=text.device)
-    for place, shift in enumerate((16, 8, 0)):  # codewords do not overlap: adding is OR
+    for place, shift in enumerate((16, 8, 0)):  # codewords do not overlap, so adding is OR
         stream.index_add_(0, first + place, (words >> shift) & 255)
     last = ends[CHUNK - 1 :: CHUNK]
     last = torch.cat([last, ends[-1:]]) if len(text) % CHUNK else last
@@ -53,7 +53,7 @@ def encode(text: Tensor, lengths: Tensor) -> Coded:
 
 
 def decode(coded: Coded, count: int) -> Tensor:
-    """Return the ``count`` bytes of the text; padding at the end of the stream is ignored."""
+    """Return the ``count`` bytes of the text. Padding at the end of the stream is ignored."""
     lengths, spans, stream = coded
     if count == 0:
         return stream.new_zeros(0)
@@ -64,7 +64,7 @@ def decode(coded: Coded, count: int) -> Tensor:
     padded = torch.cat([stream, stream.new_zeros(3)]).to(torch.int32)
     # windows[i] are the 24 bits that begin at byte i
     windows = (padded[:-2] << 16) | (padded[1:-1] << 8) | padded[2:]
-    position = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): next bit to read of each
+    position = spans.to(torch.int64).cumsum(0) - spans  # (chunks,): next bit to read in each chunk
     text = torch.empty(min(CHUNK, count), len(spans), dtype=torch.uint8, device=stream.device)
     for row in text:
         prefix = windows.index_select(0, (position >> 3).clamp_(max=len(windows) - 1))
@@ -96,12 +96,12 @@ def _words(lengths: Tensor) -> Tensor:
 
 
 def counts(text: Tensor) -> Tensor:
-    """Return how often each byte occurs; (256,)."""
+    """Return how often each byte occurs, as a tensor (256,)."""
     return torch.bincount(text, minlength=256)
 
 
 def huffman(byte_counts: Tensor) -> Tensor:
-    """Return the codeword lengths of a Huffman code for these counts; none exceeds ``LONGEST``."""
+    """Return the codeword lengths of a Huffman code for these counts, at most ``LONGEST``."""
     frequency = {byte: count for byte, count in enumerate(byte_counts.tolist()) if count}
     while True:
         bits = _depths(frequency)
@@ -112,7 +112,7 @@ def huffman(byte_counts: Tensor) -> Tensor:
 
 
 def elias(byte_counts: Tensor) -> Tensor:
-    """Return Elias' gamma codeword lengths, the most frequent byte first: 1, 3, 3, 5, ... 16."""
+    """Return Elias' gamma codeword lengths. From the most frequent byte on: 1, 3, 3, 5, ... 16."""
     frequency = byte_counts.tolist()
     ranked = sorted((b for b in range(256) if frequency[b]), key=lambda b: (-frequency[b], b))
     bits = {byte: 2 * rank.bit_length() - 1 for rank, byte in enumerate(ranked, start=1)}
@@ -120,7 +120,7 @@ def elias(byte_counts: Tensor) -> Tensor:
 
 
 def _depths(frequency: dict[int, int]) -> dict[int, int]:
-    """Return each byte's depth in a Huffman tree; of equal counts, the lowest byte comes first."""
+    """Return each byte's depth in a Huffman tree. Of equal counts, the lowest byte comes first."""
     if len(frequency) == 1:
         return dict.fromkeys(frequency, 1)
     depths = dict.fromkeys(frequency, 0)

@@ -19,10 +19,10 @@ MARKS = 256  # steps of the scale: a size is rounded up by at most about 1/256 o
 
 
 def agree(size: int | None, limit: int, like: Tensor) -> Generator[Ask, Any, int | None]:
-    """Return one size that no worker's ``size`` exceeds; None if that would be over ``limit``.
+    """Return one size that no worker's ``size`` exceeds, or None if it would be over ``limit``.
 
     Args:
-        size: the size of this worker's message; None: it is larger than ``limit``.
+        size: the size of this worker's message. None means that it is larger than ``limit``.
         limit: the largest useful size, equal on all workers.
         like: a tensor on the device that the ask uses.
     """

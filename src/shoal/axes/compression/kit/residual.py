@@ -36,7 +36,10 @@ def add_residual(tensor: Tensor, residual: Tensor, share: float = 1.0) -> Tensor
 
 
 def other_buffer(state: Tensor, like: Tensor) -> Tensor:
-    """Return contiguous memory for the next state: that of the state before ``state``, or new."""
+    """Return contiguous memory for the next state.
+
+    It is the memory of the state before ``state``, or new memory if that does not fit.
+    """
     buffer: Tensor | None = _previous.pop(state, None)  # type: ignore[no-untyped-call]
     if buffer is None or buffer.shape != like.shape or buffer.dtype != like.dtype:
         buffer = torch.empty_like(like, memory_format=torch.contiguous_format)

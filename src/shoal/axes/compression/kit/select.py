@@ -30,7 +30,7 @@ def top_k(row: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return torch.arange(n, device=row.device), row.clone()
     if n > 2 * SAMPLE and 16 * k <= n:
         indices, values = _not_below(row, _bound(row, k))
-        if indices.numel() >= k:  # else the bound was too high
+        if indices.numel() >= k:  # otherwise the bound was too high
             best = _top_mask(values.abs(), k)
             return indices[best], values[best]
     where = _top_mask(row.abs(), k).nonzero().squeeze(1)
@@ -50,7 +50,7 @@ def _bound(row: Tensor, k: int) -> float:
 def _not_below(row: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     """Return indices, ascending, and values of entries whose magnitude is not below the bound.
 
-    The tensor is processed in pieces that fit the cache. A piece is viewed as (FOLDS, n); only
+    The tensor is processed in pieces that fit the cache. A piece is viewed as (FOLDS, n). Only
     columns whose maximum reaches the bound are searched, so most entries need no comparison.
     """
     abs_buffer = row.new_empty(min(PIECE, row.numel()))
@@ -70,7 +70,7 @@ def _not_below(row: Tensor, bound: float) -> tuple[Tensor, Tensor]:
 
 
 def _top_mask(magnitudes: Tensor, k: int) -> Tensor:
-    """Return a boolean mask of the k largest entries; its nonzero() is ascending without a sort."""
+    """Return a boolean mask of the k largest entries. Its nonzero() is ascending without a sort."""
     mask = torch.zeros(magnitudes.numel(), dtype=torch.bool, device=magnitudes.device)
     mask[magnitudes.topk(k, sorted=False).indices] = True
     return mask

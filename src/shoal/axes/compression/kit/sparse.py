@@ -2,7 +2,7 @@
 
 The tensor is divided into blocks. The code has the number of sent entries in each block, then the
 offset of each sent entry inside its block. It has the same size for any k indices, so the messages
-of all workers are equally long; a code of index differences would vary in size. If one percent
+of all workers are equally long. A code of index differences would vary in size. If one percent
 of the entries is sent, an index takes 1.4 bytes instead of 4.
 
 References:
@@ -24,7 +24,7 @@ from shoal.flow import Ask, Gather, Sent
 from shoal.notation import is_number
 
 Parts = tuple[Tensor, ...]
-BLOCKS = {1: 2**8 - 1, 2: 2**16 - 1}  # bytes per number -> entries per block; a count must fit, too
+BLOCKS = {1: 2**8 - 1, 2: 2**16 - 1}  # bytes per number -> entries per block, so that a count fits
 LOWEST = 2**15  # subtracted from 16-bit numbers, because few backends can send unsigned 16-bit ones
 
 

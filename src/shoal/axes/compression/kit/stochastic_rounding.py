@@ -34,10 +34,10 @@ def integers(count: int, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
 def rounded(y: Tensor, levels: int, rng: torch.Generator) -> Tensor:
     """Round numbers in [-levels, levels] up or down at random, so that their expectation is kept.
 
-    Returns ``floor(y + levels + u)`` with u uniform in [0, 1): codes from 0 to ``2 * levels``, as
-    uint8; ``levels`` is at most 127. The upper 16 bits of u are drawn for each number; its lower
-    bits, as many as float32 has left, are drawn once for all numbers. The sum is exact in float32
-    if y is an integer, so integers are never changed.
+    Returns codes from 0 to ``2 * levels``, as uint8, where ``levels`` is at most 127. A code is
+    ``floor(y + levels + u)`` with u uniform in [0, 1). The upper 16 bits of u are drawn for each
+    number. The lower bits of u, as many as float32 has left, are drawn once for all numbers. The
+    sum is exact in float32 if y is an integer, so integers are never changed.
     """
     low_bits = 8 - (2 * levels).bit_length()  # float32 has 24 bits: integer part, 16 of u, the rest
     shared = torch.randint(1 << low_bits, (1,), generator=rng, device=y.device)

@@ -22,18 +22,19 @@ class Stopwatch:
     """Measures the seconds that flows compute, and the exposed seconds that they wait for answers.
 
     Waiting is exposed if the training step waits, too. All waiting counts as exposed, until the
-    runtime calls :meth:`overlap`; then only waiting inside :meth:`exposed_wait` does. All flows run
-    in one thread. With ``logs``, values get labels, so that flows on this rank log their choices.
+    runtime calls :meth:`overlap`. From then on, only waiting inside :meth:`exposed_wait` counts as
+    exposed. All flows run in one thread. With ``logs``, values get labels, so that flows on this
+    rank log their choices.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, logs: bool = False) -> None:
         self.now = now
         self._logs = logs
         self._took: dict[str, tuple[float, float]] = {}
-        # (exposed seconds so far, start of the current exposed wait or None). It is one tuple: the
-        # thread that runs backward replaces it while the thread that runs flows reads it.
+        # (exposed seconds so far, start of the current exposed wait or None). It is one tuple, as
+        # the thread that runs backward replaces it while the thread that runs flows reads it.
         self._exposed: tuple[float, float | None] = 0.0, 0.0
-        self._counted = 0.0  # exposed seconds when a flow last ran; the next flow counts the rest
+        self._counted = 0.0  # exposed seconds when a flow last ran; the next flow counts later ones
 
     def overlap(self) -> None:
         """From now on, count waiting as exposed only inside :meth:`exposed_wait`."""

@@ -1,4 +1,4 @@
-"""Divide layers into messages, from the last layer to the first: fuse small, cut large ones."""
+"""Divide layers into messages, from the last to the first. Small ones are fused, large ones cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def whole(layers: Sequence[Layer], index: int) -> Slice:
 
 
 def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
-    """Yield the slices of about ``size`` bytes of one layer; an empty layer is one empty slice."""
+    """Yield the slices of about ``size`` bytes of one layer. An empty layer is one empty slice."""
     nbytes = layers[index].nbytes
     size = max(GRAIN, size - size % GRAIN)
     for start in range(0, max(nbytes, 1), size):
@@ -24,7 +24,7 @@ def cut(layers: Sequence[Layer], index: int, size: int) -> Iterator[Slice]:
 
 
 def fill(layers: Sequence[Layer], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Yield groups of layers of at most ``threshold`` bytes; a larger layer is a group alone."""
+    """Yield groups of layers of at most ``threshold`` bytes. A larger layer is a group alone."""
     group: list[int] = []
     size = 0
     for index in reversed(range(len(layers))):
@@ -62,7 +62,7 @@ def fuse(layers: Sequence[Layer], first: int, limit: int) -> Iterator[tuple[int,
     """Yield groups of layer indices, from the last layer to the first.
 
     A group is full when it has ``limit`` bytes or more. The first group is full at ``first`` bytes,
-    if that is less, so that the first message is sent early.
+    if that is less than ``limit``, so that the first message is sent early.
     """
     group: list[int] = []
     size, closes = 0, min(first, limit)

@@ -1,9 +1,9 @@
-"""Compute the seconds of a step under a plan: the recurrence of MG-WFBP for any plan of messages.
+"""Compute the seconds of a step under a plan, by the recurrence of MG-WFBP for any plan.
 
 The step begins with backward and ends with the next forward. Messages are sent one at a time, in
-order; each is sent when it is ready and the one before it has arrived. Before each part of the
-step, computation waits for the messages that are due there. ``simulate.schedule`` computes the same
-with an event queue, and also returns spans for a plot.
+order. Each is sent when it is ready and the message before it has arrived. Before each part of the
+step, computation waits for the messages that are due there. ``simulate.schedule`` computes these
+seconds with an event queue, and also returns spans for a plot.
 
 References:
     Shi, Chu & Li, `MG-WFBP <https://arxiv.org/abs/1811.11141>`_, 2019.
@@ -21,7 +21,8 @@ UPDATE = Event("update")
 def seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost) -> float:
     """Return the seconds from the start of backward to the end of the next forward.
 
-    ``cost`` returns the seconds of an all-reduce; a reduce-scatter or an all-gather takes half.
+    ``cost`` returns the seconds of an all-reduce. A reduce-scatter or an all-gather takes half as
+    long.
     """
     now, done = 0.0, dict[Event, float]()
     arrived: list[float] = []
@@ -49,5 +50,5 @@ def _moments(layers: Sequence[Layer]) -> Iterator[tuple[Event, float]]:
 
 
 def _moment(event: Event) -> Event:
-    """Return the event without its layer if it is the update, because a step has only one."""
+    """Return the event, but the update without a layer, because a step has only one update."""
     return UPDATE if event.kind == "update" else event
