@@ -6,7 +6,10 @@ import os
 
 
 def usable_cores() -> int:
-    """Return the number of cores in the CPU affinity mask; all cores if the system has no masks."""
+    """Return the number of cores in this process's CPU affinity mask.
+
+    On a system without such masks, return the number of all cores.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

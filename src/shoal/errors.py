@@ -8,16 +8,17 @@
     │   ├── BadArgument             an argument has a wrong type or is out of range
     │   └── ConflictError           techniques cannot be combined; the message lists all conflicts
     ├── CheckpointError             a checkpoint cannot be read or written
-    │   ├── CheckpointMissing       there is none at this path; also a UsageError: exit code 2
-    │   ├── CheckpointCorrupt       it is truncated, damaged, or was not written by Shoal
-    │   └── CheckpointMismatch      it was saved from another model; also a UsageError: exit code 2
+    │   ├── CheckpointMissing       exit code 2: there is no checkpoint at this path
+    │   ├── CheckpointCorrupt       the files are truncated, damaged, or not written by Shoal
+    │   └── CheckpointMismatch      exit code 2: it was saved from another model
     └── FaultError                  a worker, a peer or the network failed
         ├── PeerLost                a rank died; the message names it
         ├── ExchangeTimeout         the message names the exchange and the missing ranks
-        ├── LayoutMismatch          ranks disagree about model, optimizer or batch; exit code 2
+        ├── LayoutMismatch          exit code 2: ranks disagree about model, optimizer or batch
         └── NonFinite               a NaN or inf; the message names the step and the rank
 
 The message of a UsageError says what is wrong, why it cannot work, and what to do instead.
+CheckpointMissing and CheckpointMismatch are UsageErrors, too.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class BadArgument(UsageError):
 
 
 class Conflict(NamedTuple):
-    """One combination that does not work: ``A x B``, why, and what to do instead."""
+    """A combination that does not work (``what``), the reason, and what to do instead."""
 
     what: str
     why: str

@@ -23,7 +23,7 @@ class Explanation:
     Attributes:
         strategy: the strategy as text.
         workers: the number of ranks.
-        step: what a worker does in one step, in order; the subject of each text is the worker.
+        step: what a worker does in one step, in order. The subject of each text is the worker.
         sends: what each worker sends, in which form and by which route.
         advice: warnings about choices that are allowed but unwise.
     """
@@ -44,7 +44,9 @@ class Explanation:
 
 
 def explain(strategy: Strategy, workers: int) -> Explanation:
-    """Describe a strategy for a number of ranks; raise UsageError if its degrees do not fit.
+    """Describe a strategy for a number of ranks.
+
+    Raises UsageError if the strategy's partition does not allow this number.
 
     >>> from shoal.strategy import parse
     >>> print(explain(parse("local(8)"), 4).step[-1])

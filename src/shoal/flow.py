@@ -1,8 +1,9 @@
 """Flows: generators that yield requests for communication (asks) and are sent the answers.
 
-A flow never uses a process group itself: a wire answers its asks. So the same flow runs on gloo,
-NCCL, a parameter server, neighbours in a graph, and in one process in a unit test. On every wire,
-the mean that answers an ask is computed from the messages of all workers that take part.
+A flow never uses a process group itself. A wire, which does the communication, answers its asks. So
+the same flow runs on gloo, NCCL, a parameter server, neighbours in a graph, and in one process in a
+unit test. On every wire, the mean that answers an ask is computed from the messages of all workers
+that take part.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ class Rows(NamedTuple):
 class Fold(NamedTuple):
     """Ask to merge messages pairwise along a tree (gTop-k); the answer is a :class:`Folded`.
 
-    ``merge(own, other)`` returns merged parts of the same sizes, and the entries that it left out,
-    which stay on the worker that ran it; it modifies nothing. All ``parts`` have the same sizes.
+    ``merge(own, other)`` returns merged parts of the same sizes, and the entries that it left out.
+    These entries stay on the worker that ran the merge. ``merge`` does not modify its arguments.
+    ``parts`` have the same sizes on every worker.
     """
 
     parts: tuple[Tensor, ...]
@@ -145,7 +147,7 @@ class Agreed(NamedTuple):
     """The result of a compressor's flow.
 
     Args:
-        mean: the mean of the decoded messages; equal on all workers if all take part in a mean.
+        mean: the mean of the decoded messages. If it is over all workers, it is equal on all.
         mine: the decoded content of this worker's own message. If the compressor is lossy, it
             shares no memory with the value that was sent, so ``mine.subtract_from(value)`` is safe.
         state: the compressor's state for the next round.
@@ -219,7 +221,7 @@ def tree(workers: int) -> list[tuple[int, int]]:
 
 
 def nbytes(ask: Ask) -> int:
-    """Return the bytes of this worker's message; Scatter and Spread count half a Mean each."""
+    """Return the bytes of this worker's message. A Scatter or a Spread counts as half a Mean."""
     match ask:
         case Mean(tensor):
             return tensor.nbytes

@@ -1,7 +1,7 @@
 """Loggers for metrics: a protocol with one method, and adapters for three common tools.
 
-Any object with a method ``log(metrics, step)`` is a logger; pass it as
-``distribute(..., logger=...)``. Only the main worker calls it.
+Any object with a method ``log(metrics, step)`` is a logger. Pass it as
+``distribute(..., logger=...)``. Only the main worker calls ``log``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from shoal.errors import BadArgument, UnknownName, UsageError
 
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"(?<![\w.])(\d+)\s*(KB|MB|GB)\b", re.ASCII)
-MAX_CHARACTERS = 2000  # limit for a strategy's text; a longer one is a mistake or an attack
+MAX_CHARACTERS = 2000  # limit for a strategy's text; a longer text is a mistake or an attack
 
 
 def nbytes_text(nbytes: int) -> str:

@@ -46,7 +46,10 @@ class Facts(NamedTuple):
 
 
 def can_overlap(s: Techniques) -> bool:
-    """Return whether gradients can be sent in backward: uncut replicas average them every step."""
+    """Return whether gradients can be sent in backward.
+
+    They can if no replica is cut, and all workers average their gradients in every step.
+    """
     return not s.partition.cuts and sends_gradients(s)
 
 
@@ -170,7 +173,7 @@ def _merging_needs_a_tree(s: Techniques) -> Iterator[Conflict]:
 
 
 def _route_without_effect(s: Techniques) -> Iterator[Conflict]:
-    queued = s.scheduling.queues  # messages queue at the hops of a route; for native, of a tree
+    queued = s.scheduling.queues  # messages queue at each hop of the route (of a tree if native)
     if s.collectives.is_native and not queued:
         return
     what, plain = (s.scheduling, "priority, native") if queued else (s.collectives, "native")

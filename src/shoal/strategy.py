@@ -26,21 +26,22 @@ from shoal.errors import BadArgument, ConflictError, UsageError
 __all__ = ["AUTO", "Strategy", "gossip", "parse"]
 
 AUTO = "auto"
-_DEFAULT = fifo()  # recognised by identity: replaced by wfbp() if the other techniques allow it
+_DEFAULT = fifo()  # recognised by identity, and replaced by wfbp() if messages can overlap
 
 
 @dataclass(frozen=True, repr=False)
 class Strategy:
     """How one model is trained on many machines: one technique for each axis.
 
-    ``repr`` returns the text that :func:`parse` reads. The constructor raises ``ConflictError`` if
-    techniques cannot be combined; its message lists all conflicts.
+    ``repr`` returns the text that :func:`parse` reads. If techniques cannot be
+    combined, the constructor raises ``ConflictError``, whose message lists all conflicts.
 
     Args:
         partition: how the model is divided among ranks.
         coordination: with which workers a worker exchanges gradients or models.
-        synchrony: when a worker waits for others.
-        scheduling: when and in which order messages are sent; by default wfbp if possible.
+        synchrony: when a worker waits for other workers.
+        scheduling: when and in which order messages are sent. The default is wfbp if gradients can
+            be sent in backward, and fifo if not.
         compression: how messages are encoded.
         collectives: the algorithm of the all-reduce.
     """
@@ -64,7 +65,7 @@ class Strategy:
             raise ConflictError(conflicts)
 
     def bind(self, facts: rules.Facts) -> Strategy:
-        """Return this strategy; raise UsageError if it does not fit ranks, model or optimizer."""
+        """Return this strategy, or raise UsageError if ranks, model or optimizer do not fit it."""
         self.partition.replicas(facts.ranks)
         if conflicts := rules.bound_conflicts(self, facts):
             raise ConflictError(conflicts)
@@ -92,7 +93,7 @@ def parse(text: str) -> Strategy:
     """Return the strategy that a text describes: techniques in any order, separated by commas.
 
     An empty text or ``auto`` is the default strategy. ``tensor=2`` may be written for
-    ``tensor(2)``. Several partitions are combined: ``shard(2), tensor(2)``.
+    ``tensor(2)``. Several partitions are combined, as in ``shard(2), tensor(2)``.
     """
     if not isinstance(text, str):
         raise UsageError(f"a strategy must be a text or a Strategy, not {text!r}")

@@ -1,9 +1,8 @@
 """Choose the fastest of several candidates by measured times, and detect when to choose again.
 
 1. *Trial*: each candidate runs for some rounds, and the seconds of each round are recorded.
-2. *Choice*: the ranks agree on the seconds, and :meth:`Tuner.best` chooses the fastest candidate,
-   or one that is about as fast.
-3. *Watch*: at a *look* the caller compares the seconds of a round with the usual ones. If they
+2. *Choice*: the ranks agree on the seconds, and :meth:`Tuner.best` chooses one of the fastest.
+3. *Watch*: now and then :meth:`Tuner.look` compares a round's seconds with the usual ones. If they
    differ much at two looks in a row, the link has changed, and the caller begins a new trial.
 
 The caller measures and communicates. A tuner only computes the next state, so ranks that pass the
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Sample = tuple[float, ...]  # seconds of one round, in as many terms as the caller measures
+Sample = tuple[float, ...]  # seconds of the parts of one round; their sum is the round's time
 
 
 class TunerState(NamedTuple):
@@ -27,7 +26,8 @@ class TunerState(NamedTuple):
     residuals: tuple[float, ...] = ()  # used by ``tuned``: relative residual of each candidate
     bucket: int = 0  # used by ``tuned``: the bucket that the samples are from
     at: int = 0  # index of the candidate to run
-    age: int = 0  # rounds since the trial; in a trial: of ``at``, or of all if they take turns
+    # In a trial, ``age`` counts the rounds of ``at``, or of all candidates if they take turns.
+    age: int = 0  # rounds of the running trial (see above), or rounds since the last trial
     trying: bool = True  # whether a trial is running
     chosen: int = 0  # index of the candidate that was chosen last
     ran: int = -1  # index of the candidate of the last round; -1 before the first round
@@ -47,11 +47,11 @@ class Tuner:
 
     candidates: int  # number of candidates
     tries: int = 1  # rounds of each candidate in a trial
-    clearly: float = 1.0  # clearly faster: less than this factor times the current one's seconds
-    changed: float = math.inf  # the link changed: seconds grew or shrank by more than this factor
+    clearly: float = 1.0  # a candidate is clearly faster if its seconds < this * the current one's
+    changed: float = math.inf  # if seconds change by more than this factor, the link has changed
     takes_turns: bool = False  # in a trial, change the candidate after every round
     ordered: bool = False  # of all candidates that are about as fast as the fastest, take the first
-    window: int = 0  # number of last samples to keep of each candidate; 0: all
+    window: int = 0  # number of last samples to keep of each candidate, or 0 to keep all
 
     def start(self) -> TunerState:
         """Return the state before the first round."""
@@ -82,9 +82,8 @@ class Tuner:
     def best(self, seconds: Mapping[int, float], current: int = 0) -> int:
         """Return the fastest candidate if it is clearly faster than ``current``, else ``current``.
 
-        If ``ordered``, return the first candidate that is about as fast as the fastest (its seconds
-        times ``clearly`` are at most the least), and not slower than ``current``. A ``current``
-        without seconds is ignored.
+        If ``ordered``, return the first candidate whose seconds are at most the least / ``clearly``
+        and at most those of ``current``. A ``current`` without seconds is ignored.
         """
         fastest = min(seconds, key=seconds.__getitem__)
         least, own = seconds[fastest], seconds.get(current)
@@ -98,18 +97,22 @@ class Tuner:
         return state._replace(at=chosen, age=0, trying=False, chosen=chosen)
 
     def look(self, state: TunerState, seconds: float, *, slight: float = 0.0) -> TunerState:
-        """Return the state after a look, odd if seconds differ much and by more than ``slight``."""
+        """Return the state after a look.
+
+        ``odd`` grows by 1 if the seconds differ from ``usual`` by more than the factor ``changed``
+        and by more than ``slight`` seconds; else it becomes 0.
+        """
         usual = seconds if state.usual < 0 else state.usual
         less, more = sorted((usual, seconds))
         differs = more > self.changed * less and more - less > slight
         return state._replace(usual=usual, odd=(state.odd + 1) * differs, quiet=state.quiet + 1)
 
     def restart(self, state: TunerState) -> TunerState:
-        """Return the state at the start of a new trial; samples and ``chosen`` stay for now."""
+        """Return the state at the start of a new trial, with the same samples and ``chosen``."""
         return state._replace(at=0, age=0, trying=True, odd=0, quiet=0, usual=-1.0)
 
 
 def close(seconds: Mapping[int, float], within: float, most: int | None = None) -> list[int]:
-    """Return up to ``most`` candidates within ``within`` times the least seconds, fastest first."""
+    """Return at most ``most`` candidates with seconds <= ``within`` * the least, fastest first."""
     fastest = sorted(seconds, key=seconds.__getitem__)[:most]
     return [index for index in fastest if seconds[index] <= within * seconds[fastest[0]]]

@@ -27,8 +27,8 @@ from shoal.errors import BadArgument
 Point = tuple[float, float]
 """One measurement: (nbytes, seconds)."""
 
-_HUBER = 1.345  # Huber's k, in standard deviations: larger errors count linearly, not squared
-_ROUNDS = 30  # number of reweighting rounds; it converges in about ten
+_HUBER = 1.345  # Huber's k: errors above k standard deviations count linearly, not squared
+_ROUNDS = 30  # number of reweighting rounds, of which about ten are enough
 
 
 class Piece(NamedTuple):
@@ -66,8 +66,8 @@ def fit(points: Sequence[Point], *, pieces: int = 1, robust: bool = True) -> Lin
 
     Args:
         points: (nbytes, seconds) pairs in any order, with at least two different sizes.
-        pieces: 1: one line. 2: search for a knee, without Huber's rule; use two lines if that
-            reduces the error. The second must not be below the first at the knee.
+        pieces: 1 fits one line. 2 searches for a knee, without Huber's rule, and fits two lines if
+            this reduces the error. The second line must not be below the first at the knee.
         robust: whether to reduce the weight of outliers by Huber's rule.
     """
     call = f"fit({len(points)} points, pieces={pieces})"
@@ -104,9 +104,9 @@ def measure(
     A first pass is not counted: it opens connections and allocates buffers.
 
     Args:
-        exchange: sends and receives one message of that many bytes, and returns when it is done.
+        exchange: sends and receives one message of ``nbytes``, and returns when it is done.
         sizes: message sizes in bytes.
-        clock: returns the time in seconds; may be virtual.
+        clock: returns the time in seconds, which may be virtual.
         repeats: how often each size is timed.
     """
     if repeats < 1:
@@ -154,7 +154,7 @@ def _robust_line(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _knee(points: Sequence[Point]) -> int | None:
-    """Return the index of the first point of the second line; None if one line fits as well."""
+    """Return the index of the first point of the second line, or None if one line fits as well."""
     one = sum(e * e for e in _errors(_line(points), points))
     best, where = one - 1e-12 * len(points), None  # a knee must lower the mean square by 1e-12
     for cut in range(1, len(points)):

@@ -27,7 +27,8 @@ def price(
         rounds: copies between ranks, round by round.
         nbytes: bytes of the whole message.
         link: cost of one message between two ranks.
-        chunks: number of equal chunks of the message; None: the highest chunk in ``rounds`` + 1.
+        chunks: number of equal chunks of the message. If None, it is the highest chunk number in
+            ``rounds``, plus 1.
     """
     listed = list(rounds)
     if chunks is None:
@@ -55,7 +56,7 @@ def all_reduce_seconds(collective: Collective, world: int, *, nbytes: float, lin
 
 
 def _rabenseifner(world: int, link: Link, nbytes: float) -> float:
-    """Return the seconds of recursive halving and of recursive doubling, which takes as long."""
+    """Return the seconds of recursive halving plus recursive doubling, which take equally long."""
     seconds, share = 0.0, world
     while share > 1:
         seconds += 2 * link.cost(nbytes * (share // 2) / world)

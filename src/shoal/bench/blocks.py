@@ -23,7 +23,7 @@ from shoal.bench.contenders import prepare
 from shoal.bench.statistics import ORDERS, Timings, slowest, turns
 from shoal.testing.processes import run_workers
 
-_WARM_UP_STEPS = 4  # DDP rebuilds its buckets in the second; allocators still grow in the third
+_WARM_UP_STEPS = 4  # DDP rebuilds its buckets in step 2, and allocators still grow in step 3
 _REPORT_SECONDS = 0.2
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 
@@ -37,9 +37,10 @@ class TimingPlan:
         subject: name of the contender that is measured.
         peer: name of the contender to compare with; a second instance of it is the control.
         workers: number of processes; with 1, CPU time is measured instead of wall time.
-        blocks: how often each contender is timed in all rounds together, at least.
+        blocks: least number of timings of each contender, in all rounds together.
         steps: number of training steps in one timing.
-        rounds: how often new workers are started; if several, each has a multiple of six blocks.
+        rounds: number of rounds; each starts new workers. If there are several rounds, each has a
+            multiple of six blocks.
         seed: seed of the data and of the initial parameters.
     """
 

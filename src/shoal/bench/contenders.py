@@ -1,7 +1,8 @@
 """The contenders of a benchmark, which train the same model on the same data.
 
 A contender is a function that takes a :class:`TrainingTask` and returns a training step. A workload
-is a model with a function that returns one random batch. Workers get the names of both.
+is a model with a function that returns one random batch. Workers get the names of both and
+build them.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def _loop(task: TrainingTask, forward: nn.Module) -> Step:
         x, y = next(feed)
         loss(forward(x), y).backward()  # type: ignore[no-untyped-call]
         task.optimizer.step()
-        # At the end of the step, as in run.step: contenders share a process, and if they freed
-        # their gradients at different moments, the timings would differ by 2 %.
+        # Gradients are freed at the end of the step, as in run.step. Contenders share a process,
+        # and if they freed their gradients at different moments, timings would differ by 2 %.
         task.optimizer.zero_grad()
 
     return step
@@ -135,6 +136,6 @@ def _task(workload: Workload, seed: int, rank: int) -> TrainingTask:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # equal parameters on every rank and for every contender
         model = workload.model()
-    random = torch.Generator().manual_seed(seed * 1000 + rank)  # other data on every rank
+    random = torch.Generator().manual_seed(seed * 1000 + rank)  # different data on every rank
     batches = tuple(workload.batch(random) for _ in range(_BATCHES))
     return TrainingTask(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches)

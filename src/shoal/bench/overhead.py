@@ -1,8 +1,9 @@
 """Suite ``overhead``: the time that the framework itself takes.
 
-* A step of Shoal against a step of torch DDP on gloo: same model, data and buckets, 2 workers.
+* A step of Shoal against a step of torch DDP on gloo, with the same model, data and buckets, on two
+  workers.
 * The CPU time of a step of Shoal against that of a plain PyTorch loop, on one worker.
-* A step of Shoal with a timeline against a step without.
+* A step of Shoal with a timeline against a step without one.
 * The time of ``import shoal`` after ``import torch``.
 
 The first three are timed in blocks with an A/A control (see ``blocks`` and ``statistics``): two
@@ -35,13 +36,13 @@ class Comparison:
     peer: str
     metric: str  # what is timed, for the report
     label: str  # the peer's name in the report, with the settings that matter
-    threshold: str | None  # of the ratio; None if there is no limit
+    threshold: str | None  # limit of the ratio, or None if there is none
     workers: int = 2
 
 
 _DDP = "DDP(gradient_as_bucket_view=True"
 STEP = Comparison("shoal", "ddp", "step time", f"{_DDP})", "<= 1.02")
-# DDP broadcasts the buffers of BatchNorm before every forward; this compares without broadcasts.
+# DDP broadcasts the buffers of BatchNorm before every forward; BUFFERS compares without it.
 BUFFERS = Comparison(
     "shoal", "ddp, local buffers", "step time", f"{_DDP}, broadcast_buffers=False)", None
 )
@@ -110,7 +111,7 @@ print(json.dumps([time.perf_counter() - middle, middle - begin]))
 
 
 def import_time(settings: BenchSettings, threshold: str = "<= 0.3") -> Result:
-    """Return the seconds of ``import shoal`` after ``import torch``, in new interpreters."""
+    """Return the result for the time of ``import shoal`` after torch, in new interpreters."""
     repeats = 6 if settings.quick else MIN_BLOCKS  # six are the fewest that give a 95 % interval
     case, seconds = "import shoal", []
     for done in range(repeats):

@@ -20,10 +20,10 @@ Points = Sequence[tuple[float, float]]
 
 # The palette of Okabe and Ito, whose colours colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C00")
-_DASHES = ("", "7 3", "2 3")  # line styles: the next one begins when all colours are used
+_DASHES = ("", "7 3", "2 3")  # line styles; each is used with all colours before the next one
 _PLOT, _LEFT, _TOP, _BOTTOM = 630, 76, 44, 56  # pixels: right end of the plot, and margins
 _LINE, _LETTER = 20, 6.6  # pixels: height of a line of the legend, width of a wide letter
-_MOST_TICKS, _LABEL = 10, 36  # about the most ticks of an axis; width of a tick's label in pixels
+_MOST_TICKS, _LABEL = 10, 36  # about the most ticks of an axis, and pixels of a label's width
 
 
 class _Axis(NamedTuple):
@@ -146,7 +146,10 @@ def _labels_fit(axis: _Axis, values: Sequence[float]) -> bool:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Return ticks: powers of ten, or also 2 and 5 times them; if too few, evenly spaced ones."""
+    """Return powers of ten as ticks, and 2 and 5 times these if fewer than three powers fit.
+
+    If fewer than three of these fit, too, return evenly spaced ticks.
+    """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 2, 5)):
         candidates = (s * 10.0**d for d in decades for s in steps)

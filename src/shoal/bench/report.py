@@ -1,7 +1,7 @@
 """The report that every benchmark writes: a header, and a list of results with their thresholds.
 
 Each result contains its threshold, so that a file can be judged without the code that wrote it.
-``Report.from_json(report.to_json()) == report``. A file must have exactly the fields of the
+``Report.from_json(report.to_json())`` equals ``report``. A file must have exactly the fields of the
 classes below; ``_KEYS`` lists the fields that have another name in files.
 """
 
@@ -62,7 +62,7 @@ class Threshold:
         return cls(match[1], limit)
 
     def met(self, number: float, *, slack: float = 0.0) -> bool:
-        """Return whether ``number`` meets the threshold, made easier by ``slack``."""
+        """Return whether ``number`` meets the threshold after ``slack`` has made it easier."""
         widened = self.limit + slack if self.relation.startswith("<") else self.limit - slack
         return bool(_RELATIONS[self.relation](number, widened))
 
@@ -82,11 +82,12 @@ class Result:
         value: the measured number, in ``unit``.
         unit: such as ``ms``; empty for a pure number.
         against: name of the peer or bound that was measured in the same run.
-        ratio: value divided by that of ``against``; for times and bandwidths, the median of the
-            paired ratios of times.
+        ratio: value divided by that of ``against``. For times that are measured in blocks, and
+            also for bandwidths, it is the median over blocks of own time / time of ``against``.
         interval: 95 % confidence interval.
         threshold: as text, such as ``<= 1.02``.
-        passes: whether the threshold is met; None if there is none or noise allows no verdict.
+        passes: whether the threshold is met. It is None if there is no threshold, or if noise
+            allows no verdict.
     """
 
     case: str
@@ -167,7 +168,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1 if a threshold is not met; else 3 if one is inconclusive; else 0."""
+        """1 if a threshold is not met, or else 3 if one is inconclusive, or else 0."""
         if any(result.passes is False for result in self.results):
             return 1
         return 3 if any(result.inconclusive for result in self.results) else 0

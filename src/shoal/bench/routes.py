@@ -1,7 +1,7 @@
 """Suite ``routes``: each route of the collectives axis against torch's own all-reduce, over gloo.
 
-For each number of ranks and size, the same workers run all routes in turns, block by block (only
-routes that allow this number of ranks). Blocks 2i and 2i + 1 have opposite orders. The time of a
+For each number of ranks and size, the same workers run all routes that allow this number of ranks,
+in turns, block by block. Blocks 2i and 2i + 1 have opposite orders. The time of a
 block is that of the slowest rank. Separate results name the fastest route of each case, and the
 routes that may be as fast within the noise; a plot shows the fastest ones. Eight ranks, which is
 more than many machines have cores, are measured at a few sizes only.
@@ -55,7 +55,7 @@ class RouteTimes:
     """Times of every route for one size and number of ranks."""
 
     ranks: int
-    nbytes: int  # of the message
+    nbytes: int  # size of the message
     times: Mapping[str, Sequence[float]]  # route -> seconds of an all-reduce, block by block
     chosen: str  # the route that ``fastest`` chose
 

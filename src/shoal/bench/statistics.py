@@ -15,7 +15,7 @@
    decides if the whole interval of the ratio lies on one side of the threshold.
 
 Hence a subject whose true ratio is equal to its threshold fails in about 2.5 % of the runs, and a
-faster one in fewer; the tests measure both.
+faster subject fails in fewer runs. The tests measure both shares.
 
 References:
     Hahn & Meeker, *Statistical Intervals*, 1991, section 5.2 (interval of a quantile).
@@ -37,7 +37,7 @@ from shoal.errors import BadArgument
 MIN_BLOCKS = 40
 MAX_HALF_WIDTH = 0.03
 ORDERS = ((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0), (1, 2, 0), (0, 2, 1))
-"""Order of the contenders (0 subject, 1 peer, 2 twin) in block ``i`` modulo 6."""
+"""``ORDERS[i % 6]`` is the order of the contenders (0 subject, 1 peer, 2 twin) in block ``i``."""
 
 
 class Timings(NamedTuple):
@@ -89,7 +89,8 @@ def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> Int
     """Return a confidence interval of the median: the k-th smallest and the k-th largest value.
 
     The number of values below the true median is binomial(n, 1/2), so the two values enclose it
-    with probability ``1 - 2 P(binomial < k)``; k is the largest with at least ``confidence``.
+    with probability ``1 - 2 P(binomial < k)``. k is the largest number for which this probability
+    is at least ``confidence``.
     """
     ordered, n = sorted(values), len(values)
     spare = (1 - confidence) / 2

@@ -39,7 +39,7 @@ class Suite:
     """A named set of measurements.
 
     ``run`` yields each result as soon as it is known. ``draw`` writes plots of a report into a
-    folder and returns their paths. ``seeds`` is the number of seeds that it uses if not quick.
+    folder and returns their paths. ``seeds`` is how many seeds the suite uses if not quick.
     """
 
     name: str

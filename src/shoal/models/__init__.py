@@ -1,7 +1,7 @@
 """Small models for tests, which show how a model declares its tensor and pipeline parallelism.
 
-For data parallelism and ``shard`` a model needs none of this. To be split by ``tensor`` or ``pipe``
-a model needs the matching method below; there is nothing to inherit from or to register:
+For data parallelism and ``shard`` a model needs no special method. To be split by ``tensor``
+or ``pipe`` it needs the matching method below. There is nothing to inherit from or to register.
 
 ``tensor_plan(n) -> {pattern: style}``
     For ``tensor(n)``. A pattern is the name of an ``nn.Linear`` or ``nn.Embedding`` module, in

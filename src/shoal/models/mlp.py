@@ -11,7 +11,7 @@ from shoal.errors import BadArgument
 
 
 class MLP(nn.Sequential):
-    """Flatten, then linear layers with ReLU between them; ``pipe(n)`` can split it."""
+    """Flattens the input and applies linear layers with ReLU between; ``pipe(n)`` can split it."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         if len(widths) < 2 or min(widths) < 1:
@@ -22,7 +22,7 @@ class MLP(nn.Sequential):
         super().__init__(*layers[:-1])  # no ReLU after the last layer
 
     def tensor_plan(self, n: int) -> dict[str, str]:
-        """Return column and row in turn; if the number of layers is odd, the last is gathered."""
+        """Return column and row in turn, but gathered for the last layer if their number is odd."""
         linears = [name for name, m in self.named_children() if isinstance(m, nn.Linear)]
         plan = {name: "row" if i % 2 else "column" for i, name in enumerate(linears)}
         if len(linears) % 2:

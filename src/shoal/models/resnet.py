@@ -3,7 +3,8 @@
 References:
     He et al., `Deep Residual Learning <https://arxiv.org/abs/1512.03385>`_, 2015, section 4.2.
 
-Differs from section 4.2: a shortcut that changes the shape is a strided 1x1 convolution (option B).
+Other than in section 4.2, a shortcut that changes the shape is a strided 1x1 convolution (option
+B of the paper).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Sequential):
-    """Stem, residual blocks, mean over the image, linear layer; ``pipe(n)`` can split it."""
+    """A stem, residual blocks, a mean over the image, a linear layer; ``pipe(n)`` can split it."""
 
     def __init__(self, channels: int, classes: int, widths: Sequence[int]) -> None:
         parts: OrderedDict[str, nn.Module] = OrderedDict()
@@ -55,5 +56,5 @@ class ResNet(nn.Sequential):
 def resnet(
     channels: int = 3, classes: int = 10, *, width: int = 16, depth: int = 1, stages: int = 3
 ) -> ResNet:
-    """Return a :class:`ResNet`; each stage has ``depth`` blocks, twice as wide as those before."""
+    """Return a :class:`ResNet`; a stage has ``depth`` blocks, twice as wide as the stage before."""
     return ResNet(channels, classes, [width * 2**s for s in range(stages) for _ in range(depth)])

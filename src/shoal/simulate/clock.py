@@ -29,7 +29,7 @@ from typing import Any
 from shoal.errors import BadArgument
 
 Process = Generator["float | ClockEvent", Any, Any]
-"""Yields seconds or an event; what it returns is the value of the event from ``Clock.start``."""
+"""Yields seconds or events. The event from ``Clock.start`` gets its return value as value."""
 
 
 class ClockEvent:
@@ -42,7 +42,7 @@ class ClockEvent:
         self.value: Any = None
 
     def fire(self, value: Any = None) -> None:
-        """Make the event happen now; those who wait for it resume at this time, in order."""
+        """Make the event happen now. All that wait for it resume at this time, in order."""
         if self.happened:
             raise BadArgument(f"fire({value!r})", "this event has already happened; create another")
         self.happened, self.value = True, value
@@ -64,7 +64,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.running = 0
-        """Number of processes that have not ended; those left after :meth:`run` wait forever."""
+        """Number of processes that have not ended. Those left after ``run()`` wait forever."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._turn = count()
 
@@ -85,14 +85,17 @@ class Clock:
         return ClockEvent(self)
 
     def start(self, process: Process) -> ClockEvent:
-        """Start a process now; return an event that happens when it ends, with what it returns."""
+        """Start a process now; return an event that happens at its end, with its return value."""
         ended = self.event()
         self.running += 1
         self.after(0, partial(self._resume, process, ended, None))
         return ended
 
     def run(self, until: float | None = None) -> float:
-        """Run what is scheduled up to and including ``until`` (None: all); return the new time."""
+        """Run what is scheduled up to and including ``until``, and return the new time.
+
+        If ``until`` is None, run until nothing is scheduled any more.
+        """
         if until is not None and not self.now <= until:
             raise BadArgument(f"run(until={until})", f"until must be at least {self.now}, now")
         while self._queue and (until is None or self._queue[0][0] <= until):

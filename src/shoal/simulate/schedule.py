@@ -3,10 +3,10 @@
 The step begins with backward and ends with the next forward, so overlap with both is included. Two
 processes run on one clock:
 
-* compute: backward from the last layer to the first, the update, then forward from the first layer
-  to the last. Before each of these, it waits for the tasks that are due there;
-* link: one message at a time, in the order of the tasks. Each is sent when it is ready and the one
-  before it has arrived.
+* *compute* runs backward from the last layer to the first, the update, then forward from the first
+  layer to the last. Before each of these events, it waits for the messages that are due there.
+* *link* sends one message at a time, in the order of the tasks. A message is sent when it is ready
+  and the message before it has arrived.
 
 The model assumes that computation and messages do not slow each other down, and that the update
 takes no time.
@@ -38,9 +38,9 @@ def schedule_seconds(tasks: Sequence[Task], layers: Sequence[Layer], cost: Cost)
 
     Args:
         tasks: the plan of a schedule for these layers.
-        layers: in the order of forward, with their seconds.
-        cost: nbytes -> seconds of an all-reduce; the phases ``scatter`` and ``gather`` take half of
-            it each.
+        layers: the layers in the order of forward, with their seconds.
+        cost: takes nbytes and returns the seconds of an all-reduce. Each of the phases ``scatter``
+            and ``gather`` takes half of these seconds.
     """
     step = _Step(tasks, layers, cost)
     computed = step.clock.start(step.compute())
@@ -123,5 +123,5 @@ def _moments(layers: int) -> Iterator[Event]:
 
 
 def _plain(moment: Event) -> Event:
-    """Return the event without its layer if it is the update, because a step has only one."""
+    """Return the event, but an update without its layer, because a step has only one update."""
     return Event("update") if moment.kind == "update" else moment

@@ -18,7 +18,7 @@ from torch import Tensor
 
 Call = Callable[[], object]
 Group = dist.ProcessGroup
-# torch 2.13 has new names for these, and warns if the old names are used
+# torch 2.13 has new names for these functions, and warns if the old names are used
 _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -77,7 +77,10 @@ def _call(
 
 
 def _send_recv(group: Group, numel: int) -> Call:
-    """Return a function that sends ``numel // 2`` from rank 0 to 1 and back; others do nothing."""
+    """Return a function that sends ``numel // 2`` elements from rank 0 to rank 1 and back.
+
+    On other ranks it does nothing.
+    """
     x, rank = torch.zeros(numel // 2), dist.get_rank(group)
 
     def call() -> None:

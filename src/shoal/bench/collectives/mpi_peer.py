@@ -64,7 +64,8 @@ def launch(ranks: int, nbytes: int, blocks: int) -> list[list[dict[str, list[flo
     """Run ``times.time_blocks`` in ``ranks`` workers of mpirun; return the result of each rank.
 
     Raises:
-        FaultError: the workers took too long or failed; if failed, it has the end of their output.
+        FaultError: the workers took too long or failed. After a failure, the message contains the
+            end of their output.
     """
     with tempfile.TemporaryDirectory(prefix="shoal-mpi-") as folder:
         _mpirun(ranks, _MAIN, str(nbytes), str(blocks), folder, seconds=_SECONDS)
@@ -113,7 +114,8 @@ def prepare(mpi: Any, name: str, numel: int) -> Call:
     """Return a function that calls the MPI collective for the torch collective ``name``.
 
     MPI has only flat buffers, so torch's collectives with lists of tensors and with one tensor are
-    compared with the same MPI call. So are all_reduce with and without a shared bucket.
+    compared with the same MPI call. The same is true of all_reduce with and without a shared
+    bucket.
     """
     world, each = mpi.COMM_WORLD, numel // mpi.COMM_WORLD.size
     root = world.rank == 0

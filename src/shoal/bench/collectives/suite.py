@@ -10,7 +10,8 @@ Thresholds:
   ranks) or 3.5 copies (4 ranks);
 * no collective is slower than gloo's;
 * all_reduce of 1 MB and more is not slower than MPI's (other collectives have no limit);
-* a step of DDP takes at most 0.75 of the time on gloo for a large model, and 1 for a small one.
+* a step of DDP takes at most 0.75 of its time on gloo for a large model, and at most 1 of it
+  for a small model.
 
 The A/A control of a collective times shoal twice. The half-width of its interval, multiplied by the
 threshold, is added to the threshold. If the half-width is above ``MAX_HALF_WIDTH``, the result is
@@ -82,7 +83,9 @@ def size_text(nbytes: int) -> str:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes in bytes: for ``4KB:64MB`` each four times the one before; for ``4KB`` one.
+    """Return the sizes in bytes that a text such as ``4KB`` or ``4KB:64MB`` means.
+
+    In a range, each size is four times the one before, up to the end of the range.
 
     >>> parse_sizes("4KB:64KB")
     (4096, 16384, 65536)
@@ -139,7 +142,7 @@ def suite(ranks: Sequence[int] = (), sizes: Sequence[int] = ()) -> Suite:
 def run(
     settings: BenchSettings, ranks: Sequence[int] = (), sizes: Sequence[int] = ()
 ) -> Iterator[Result]:
-    """Yield every result; those of DDP only if not quick, and without ``ranks`` and ``sizes``."""
+    """Yield every result. DDP is timed only if not quick and ``ranks`` and ``sizes`` are empty."""
     peer = mpi_peer.find_mpi().name
     chosen = sizes or (SIZES[::2][:3] if settings.quick else SIZES)
     counts = ranks or (RANKS[:1] if settings.quick else RANKS)
@@ -161,7 +164,7 @@ def run(
 def measure(ranks: int, nbytes: int, blocks: int, *, mpi: bool = False) -> dict[str, Times]:
     """Return the times of every collective for one size, by name of the collective.
 
-    All are timed in the same workers. With ``mpi``, ``mpirun`` starts them, and MPI is timed, too.
+    The same workers time all of them. With ``mpi``, ``mpirun`` starts these, and times MPI, too.
     """
     if mpi:
         workers = mpi_peer.launch(ranks, nbytes, blocks)

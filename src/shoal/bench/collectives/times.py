@@ -1,4 +1,4 @@
-"""Time collectives in a worker: on shoal, its twin, gloo, perhaps MPI, and a copy for comparison.
+"""Time collectives in a worker: on shoal twice (once as ``twin``), gloo, perhaps MPI, and a copy.
 
 The same workers run all contenders in turns, block by block, so that a disturbance of the machine
 affects all contenders. Blocks 2i and 2i + 1 have opposite orders; block 2i begins with contender i
