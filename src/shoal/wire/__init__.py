@@ -1,1 +1,1 @@
-"""Wires: they carry messages between workers; they contain no training algorithm."""
+"""Wires carry messages between workers. They contain no training algorithm."""

@@ -4,10 +4,10 @@
 
     magic (4) | header length (4, big endian) | header (JSON) | bytes of tensor 0 | tensor 1 | ...
 
-The first message of a client is the hello: it holds the token of the run, the generation and the
-worker's number. If token or generation are wrong, the server closes the connection. A hello has a
-small size limit and a short timeout, and each client has a thread of its own, so that a client that
-does not authenticate cannot delay the others.
+The first message of a client is the hello. It holds the token of the run, the generation and the
+worker's number. If the token or the generation is wrong, the server closes the connection. A hello
+has a small size limit and a short timeout, and each client has a thread of its own, so that a
+client that does not authenticate cannot delay other clients.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Hello(NamedTuple):
 
 
 class Channel:
-    """Sends and receives messages over a TCP socket; ``peer`` names the other side in errors.
+    """Sends and receives messages over a TCP socket. ``peer`` names the other side in errors.
 
     Several threads may send at the same time, but only one thread may receive.
     """
@@ -74,7 +74,7 @@ class Channel:
     def send(
         self, kind: str, facts: dict[str, Any] | None = None, tensors: Sequence[Tensor] = ()
     ) -> None:
-        """Send one message; block until the operating system has taken all of its bytes."""
+        """Send one message, and block until the operating system has taken all of its bytes."""
         flat = [t.detach().cpu().contiguous() for t in tensors]
         shapes = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in flat]
         header = json.dumps({"kind": kind, "facts": facts or {}, "tensors": shapes}).encode()
@@ -94,7 +94,10 @@ class Channel:
         return Message(kind, facts, [self._tensor(dtype, shape) for dtype, shape in layouts])
 
     def receive_hello(self, seconds: float) -> Hello:
-        """Return the hello, which must arrive in ``seconds``; PeerLost for any other message."""
+        """Return the hello, or raise PeerLost if the message that arrives is not a valid hello.
+
+        The hello must arrive within ``seconds``.
+        """
         kind, facts, layouts = self._header(MAX_HELLO_BYTES, time.monotonic() + seconds)
         values = tuple(facts.get(name) for name in Hello._fields)
         if kind != "hello" or layouts or not all(map(isinstance, values, (str, int, int))):
@@ -132,7 +135,7 @@ class Channel:
         return torch.frombuffer(self._read(nbytes), dtype=kind).view(shape)
 
     def _read(self, nbytes: int, end: float | None = None) -> bytearray:
-        """Read exactly ``nbytes`` before the time ``end``; if None, with the socket's timeout."""
+        """Read exactly ``nbytes`` before the time ``end``. None means the socket's own timeout."""
         buffer = bytearray(nbytes)
         view = memoryview(buffer)
         while view:
@@ -154,7 +157,7 @@ class Channel:
         return PeerLost(f"the connection to {self.peer} is lost: {error}")
 
     def close(self) -> None:
-        """Close the connection; a thread that waits in :meth:`receive` gets PeerLost."""
+        """Close the connection. A thread that waits in :meth:`receive` gets PeerLost."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -163,7 +166,7 @@ class Channel:
 def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) -> Channel:
     """Connect to a listener, send the hello, and return the channel.
 
-    ``seconds`` is the timeout of connecting, and later of each wait for the listener.
+    ``seconds`` is the timeout of connecting, and later of each send or receive on the channel.
     """
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
@@ -176,7 +179,7 @@ def connect(host: str, port: int, *, hello: Hello, peer: str, seconds: float) ->
 
 
 def listen(local: bool) -> socket.socket:
-    """Return a socket that listens on a free port; if ``local``, only on the loopback interface."""
+    """Return a socket that listens on a free port, only on the loopback interface if ``local``."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1" if local else "", 0))
     listener.listen(1024)
@@ -186,7 +189,7 @@ def listen(local: bool) -> socket.socket:
 def accept_loop(
     listener: socket.socket, handle: Callable[[Channel, int], None], *, token: str, generation: int
 ) -> None:
-    """Accept clients until the listener closes; authenticate and handle each in its own thread.
+    """Accept clients until the listener closes. Each is handled in a thread of its own.
 
     ``handle`` is called with the channel and the worker number of each client whose hello has this
     token and generation.
@@ -206,7 +209,7 @@ def accept_loop(
 def authenticate(
     connection: socket.socket, host: str, *, token: str, generation: int
 ) -> tuple[Channel, int] | None:
-    """Return the client's channel and worker; close it and return None if the hello is wrong."""
+    """Return the client's channel and worker number, or close and return None on a wrong hello."""
     channel = Channel(connection, f"client {host}")
     with suppress(FaultError):
         hello = channel.receive_hello(HELLO_SECONDS)

@@ -1,4 +1,4 @@
-"""A process group's wire: ``Mean`` is an all-reduce, ``Gather`` and ``Rows`` are all-gathers."""
+"""The wire of a process group. A ``Mean`` is an all-reduce, a ``Gather`` is an all-gather."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from shoal.wire.wire import (
 )
 
 Route: TypeAlias = Callable[[Tensor], None]
-"""A function that sums a flat tensor over the group in place; it returns when the sum is done."""
+"""A function that sums a flat tensor over the group in place, and returns when this is done."""
 
 
 class CollectiveWire:
     """Answers asks by communication in a torch process group.
 
-    ``Gather``, and ``Mean`` without ``route``, run in the background; other asks block.
+    ``Gather``, and ``Mean`` without ``route``, run in the background. All other asks block.
 
     Args:
-        group: the process group; None for all ranks.
+        group: the process group. None is the group of all ranks.
         weighted: if True, each worker has scaled its messages by its weight, and the weights sum to
-            one; so sums are not divided by the number of workers.
-        route: sums the tensor of a ``Mean``; None: the backend's all-reduce does it.
-        two_step: answers ``Scatter`` and ``Spread``; None: these asks raise UsageError.
+            one. Sums are then not divided by the number of workers.
+        route: sums the tensor of a ``Mean``. If None, the backend's all-reduce sums it.
+        two_step: answers ``Scatter`` and ``Spread``. If None, these asks raise UsageError.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CollectiveWire:
         self.route, self.two_step, self.blocks = route, two_step, route is not None
 
     def ask(self, ask: Ask) -> Pending:
-        """Begin to answer an ask; some asks of an ``All`` are sent together, see ``_all``."""
+        """Begin to answer an ask. The asks of an ``All`` may be sent together (see ``_all``)."""
         match ask:
             case Mean(tensor):
                 return self._mean(tensor)
@@ -75,7 +75,7 @@ class CollectiveWire:
                 raise UsageError(f"a process group cannot answer the ask {type(ask).__name__}")
 
     def leave(self) -> None:
-        """Do nothing: the process group stays open after the wire."""
+        """Do nothing, because the process group stays open after the wire."""
 
     def _mean(self, tensor: Tensor) -> Pending:
         flat = tensor.detach().contiguous()  # a contiguous tensor is reduced in place
@@ -98,10 +98,10 @@ class CollectiveWire:
         return PendingWork(works, lambda: mean_of_messages(asks, ((b, weight) for b in buffers)))
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Return the mean of sparse tensors; the ranks may have different rows.
+        """Return the mean of sparse tensors, which may have different rows on each rank.
 
         1. Gather the number of rows of each rank.
-        2. Pad indices and values to the largest number, and gather them.
+        2. Pad the indices and values to the largest number of rows, and gather both.
         3. Remove the padding, and add the rows that have the same index.
         """
         own = tensor.detach().coalesce()
@@ -126,7 +126,10 @@ class CollectiveWire:
         return total if self.weighted else total / self.size
 
     def _all(self, asks: tuple[Ask, ...]) -> Pending:
-        """Send all as one message if all are gathers, folds, or means of one dtype; else singly."""
+        """Send the asks together if all are ``Gather``, all ``Fold``, or all ``Mean`` of one dtype.
+
+        All other combinations are sent one ask after the other.
+        """
         if len(asks) == 1:
             return PendingAll((self.ask(asks[0]),))
         sums = [ask for ask in asks if isinstance(ask, Mean)]
@@ -153,11 +156,11 @@ class CollectiveWire:
 
 
 def fold(asks: Sequence[Fold], group: Group) -> tuple[Folded, ...]:
-    """Merge the messages of all ranks pairwise along a binary tree; return when this is done.
+    """Merge the messages of all ranks pairwise along a binary tree, and wait for the result.
 
-    1. Reduce: on each edge of the tree one rank sends what it has merged so far, and the other
-       merges this into its own and keeps what the merge dropped. At the end rank 0 has the merge
-       of all messages.
+    1. Reduce: on each edge of the tree one rank sends what it has merged so far. The other rank
+       merges this into its own message and keeps what the merge dropped. At the end rank 0 has the
+       merge of all messages.
     2. Broadcast: rank 0 sends the result to all ranks.
 
     Each edge sends all asks in one message. Every ask must have the same sizes on all ranks.

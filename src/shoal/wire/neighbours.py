@@ -19,7 +19,7 @@ from shoal.wire.wire import Pending, PendingAll, PendingWork, Ready, mean_of_mes
 
 
 class NeighbourWire:
-    """Answers asks by messages between neighbours; ``row`` is this worker's row of W."""
+    """Answers asks by messages between neighbours. ``row`` is this worker's row of W."""
 
     blocks = False
 
@@ -29,7 +29,7 @@ class NeighbourWire:
         self.weights = [float(w) for w in row]
 
     def ask(self, ask: Ask) -> Pending:
-        """Begin to answer an ask; an ``All`` of only ``Gather`` asks is sent as one message."""
+        """Begin to answer an ask. An ``All`` of only ``Gather`` asks is sent as one message."""
         match ask:
             case Mean(tensor):
                 return self._mean(tensor)
@@ -44,7 +44,7 @@ class NeighbourWire:
                 raise UsageError(f"the gossip wire cannot answer the ask {type(ask).__name__}")
 
     def leave(self) -> None:
-        """Do nothing: the process group stays open after the wire."""
+        """Do nothing, because the process group stays open after the wire."""
 
     def _mean(self, tensor: Tensor) -> Pending:
         if tensor.numel() == 0:
@@ -71,10 +71,10 @@ class NeighbourWire:
         return PendingWork(works, finish, signals=False)
 
     def _exchange(self, own: Tensor) -> tuple[dict[int, Tensor], tuple[dist.Work, ...]]:
-        """Begin to send ``own`` to each neighbour and to receive its message; ranks ascend.
+        """Begin to send ``own`` to each neighbour and to receive its message, in rank order.
 
         Returns a receive buffer for each neighbour, and the works to wait for. gloo matches sends
-        and receives between two ranks by their order, which is the order of the asks on both.
+        and receives between two ranks by their order, which is the order of the asks on both ranks.
         """
         neighbours = [j for j, w in enumerate(self.weights) if w and j != self.rank]
         buffers = {j: torch.empty_like(own) for j in neighbours}

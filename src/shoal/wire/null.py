@@ -1,4 +1,4 @@
-"""The wire of a single worker: it answers without communication."""
+"""The wire of a single worker, which answers without communication."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shoal.wire.wire import Pending, Ready
 
 
 class NullWire:
-    """Answers every ask from the worker's own message; so a single worker needs no other code."""
+    """Answers every ask from the worker's own message, so that algorithms run on one worker."""
 
     size = 1
     blocks = False
@@ -17,4 +17,4 @@ class NullWire:
         return Ready(alone(ask))
 
     def leave(self) -> None:
-        """Do nothing: there is no connection to close."""
+        """Do nothing, because there is no connection to close."""

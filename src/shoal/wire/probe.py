@@ -1,9 +1,9 @@
-"""Measure a network: the seconds of a message, of the backend's all-reduce and of whole routes.
+"""Measure how long a message, the backend's all-reduce and whole routes take on a network.
 
-A message is timed with the code that later runs the routes (``run_rounds``): each rank sends to
-rank + 1, receives from rank - 1 and adds what it received. So the time of this code is included.
+A message is timed with the code that later runs the routes (``run_rounds``). Each rank sends to
+rank + 1, receives from rank - 1 and adds what it received, so the time of this is included.
 The times of the slowest rank count (in ``probe``, the largest of the ranks' medians). All ranks get
-them by an all-reduce, so their numbers are equal bit for bit and they make the same choices.
+these by an all-reduce, so the times are equal bit for bit and all ranks make the same choices.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from shoal.wire.route import Group, RankRound, run_rounds
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
 _REPEATS = 7
-_MAX_TURNS = 25  # of a race, after its first turn
-_MIN_TURNS = 3  # a race drops slow calls after so many turns, or after a first turn that is long
+_MAX_TURNS = 25  # the most turns of a race after its first turn
+_MIN_TURNS = 3  # after this many turns, or after a long first turn, a race drops slow calls
 _DROP_FACTOR = 1.5  # a race drops a call that takes longer than this times the fastest
-_MIN_SECONDS = 1.5  # a race ends after this, if it had _MIN_TURNS
-_MAX_SECONDS = 6.0  # a race ends after this in any case
+_MIN_SECONDS = 1.5  # a race that had _MIN_TURNS ends after this time
+_MAX_SECONDS = 6.0  # any race ends after this time
 _FLOAT_NBYTES = 4
 
 Call = Callable[[], object]
 
 
 class Curve(NamedTuple):
-    """Seconds as a function of nbytes: linear between measured points (nbytes, seconds).
+    """Seconds as a function of nbytes, linear between measured points (nbytes, seconds).
 
     >>> Curve(((1000, 1.0), (2000, 3.0))).cost(1500)
     2.0
@@ -45,9 +45,10 @@ class Curve(NamedTuple):
     points: tuple[tuple[float, float], ...]
 
     def cost(self, nbytes: float) -> float:
-        """Return the seconds of ``nbytes``; below the first point, the seconds of that point.
+        """Return the seconds that ``nbytes`` take.
 
-        Above the last point the curve goes on with the mean slope of all points.
+        Below the first point these are the seconds of that point. Above the last point the curve
+        goes on with the mean slope of all points.
         """
         (first, least), (last, most) = self.points[0], self.points[-1]
         if nbytes <= first:
@@ -60,16 +61,17 @@ class Curve(NamedTuple):
 
 
 def rising(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
-    """Return the curve through these points; raise a point that is below the one before (noise)."""
+    """Return the curve through these points. A point below the one before (noise) is raised."""
     return Curve(tuple(zip(sizes, accumulate(seconds, max), strict=True)))
 
 
 def probe(
     group: Group, device: torch.device, *, sizes: tuple[int, ...] = SIZES
 ) -> tuple[Curve, Curve]:
-    """Time one message and the backend's all-reduce at ``sizes`` (bytes, ascending); return curves.
+    """Return the curves of one message and of the backend's all-reduce, timed at ``sizes``.
 
-    All ranks of the group must call this function; there must be at least two.
+    ``sizes`` are ascending numbers of bytes. All ranks of the group must call this function, and
+    the group must have at least two ranks.
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     to_right = RankRound({(rank + 1) % world: [0]}, {(rank - 1) % world: [(0, True)]})
@@ -87,12 +89,12 @@ def probe(
 
 
 def blank(nbytes: int, device: torch.device) -> Tensor:
-    """Return a float32 tensor of ``nbytes``, at least one number: zeros, so sums stay finite."""
+    """Return a float32 tensor of ``nbytes`` with at least one element; zeros keep sums finite."""
     return torch.zeros(max(1, nbytes // _FLOAT_NBYTES), device=device)
 
 
 def in_a_row(nbytes: int, most: int = 8) -> int:
-    """Return how many messages to time together: up to ``most`` if they are short.
+    """Return how many messages to time together, which is more for short messages.
 
     >>> [in_a_row(nbytes) for nbytes in (4096, 65536, 2**20)]
     [8, 4, 1]
@@ -101,11 +103,11 @@ def in_a_row(nbytes: int, most: int = 8) -> int:
 
 
 def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[float]:
-    """Time calls in turns, and return the median seconds of each; infinity for dropped calls.
+    """Time calls in turns, and return the median seconds of each, or infinity if it was dropped.
 
-    A call much slower than the fastest is dropped: after the first turn if that takes long, and
-    after every turn when there have been a few. After each turn all ranks get the times of the
-    slowest rank, so all drop the same calls. All ranks must call this function.
+    Calls much slower than the fastest are dropped after the first turn if that turn takes long, and
+    after each turn from turn ``_MIN_TURNS`` on. After each turn all ranks get the times of the
+    slowest rank, so all ranks drop the same calls. All ranks must call this function.
     """
     timings: list[list[float]] = [[] for _ in calls]
     running, spent = list(range(len(calls))), 0.0
@@ -117,7 +119,7 @@ def race(calls: Sequence[Call], group: Group, device: torch.device) -> list[floa
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)
         spent += float(seconds.sum())
         if turn == 0 and spent < _MIN_SECONDS:
-            continue  # do not count this turn: it opened connections and allocated buffers
+            continue  # not counted, because this turn opened connections and allocated buffers
         for i in running:
             timings[i].append(float(seconds[i]))
         if turn == 0 or turn >= _MIN_TURNS:

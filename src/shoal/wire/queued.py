@@ -11,8 +11,8 @@ Therefore every message carries the number of its sum. Sums are numbered in the 
 begin, which is the same on every rank.
 
 A link sends one message at a time in each direction and does not interrupt it, so the most urgent
-message waits for at most one other. A message may arrive before its sum has begun on this rank; it
-is then stored. So no order of messages can cause a deadlock.
+message waits for at most one other message. If a message arrives before its sum has begun on this
+rank, it is stored. So no order of messages can cause a deadlock.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from shoal.wire.shm.work import Work
 from shoal.wire.wire import Pending, PendingWork, Ready
 
 Urgency: TypeAlias = Callable[[int], int]
-"""A function from the number of a sum to its urgency; the message with the least value is next."""
+"""A function of the number of a sum. The message with the least value is sent next."""
 
 
 def newest(number: int) -> int:
-    """Send messages of the newest sum first: forward begins with the layer where backward ends."""
+    """Send messages of the newest sum first, because forward begins where backward ends."""
     return -number
 
 
@@ -55,17 +55,17 @@ class RoutePlan(NamedTuple):
 
 
 class Links(Protocol):
-    """Sends and receives numbered messages; those from one peer arrive in the order sent."""
+    """Sends and receives numbered messages. Messages from one peer arrive in the order sent."""
 
     def send(self, peer: int, number: int, message: Tensor) -> None:
-        """Send a message; return when its memory may be overwritten."""
+        """Send a message, and return when its memory may be overwritten."""
 
     def receive(self, peer: int) -> tuple[int, Tensor]:
-        """Block until a message from ``peer`` arrives; return its number and its bytes."""
+        """Block until a message from ``peer`` arrives, and return its number and its bytes."""
 
 
 class GroupLinks:
-    """Links over a process group with a CPU backend; nothing else in the group may use ``tag``."""
+    """Links over a process group with a CPU backend. Nothing else in the group may use ``tag``."""
 
     def __init__(self, group: Group, tag: int) -> None:
         self._group, self._tag = group, tag
@@ -79,7 +79,7 @@ class GroupLinks:
                 work.wait()
 
     def receive(self, peer: int) -> tuple[int, Tensor]:
-        """Receive a header, then the message of the size in the header; return number and bytes."""
+        """Receive a header, then a message of the size in it, and return its number and bytes."""
         receive = partial(dist.recv, group=self._group, tag=self._tag, group_src=peer)
         header = torch.empty(2, dtype=torch.int64)
         receive(header)
@@ -90,7 +90,7 @@ class GroupLinks:
 
 
 class RunningSum:
-    """One all-reduce under way: its current round, received messages, number of unsent messages."""
+    """The state of one all-reduce under way, such as its current round and received messages."""
 
     def __init__(self, number: int, tensor: Tensor, plan: RoutePlan) -> None:
         self.number, self.rounds = number, plan.rounds
@@ -110,7 +110,7 @@ class RunningSum:
         self.received.setdefault(peer, deque()).append(message)
 
     def advance(self) -> list[tuple[int, Tensor]]:
-        """Do as many rounds as possible; return the (peer, message) pairs to send now.
+        """Do as many rounds as possible, and return the (peer, message) pairs to send now.
 
         All messages of a round can be sent when the round begins. The received messages of a round
         are written into the tensor when all of them have arrived and all messages that this method
@@ -141,14 +141,14 @@ class RunningSum:
         return self._round == len(self.rounds) and not self.unsent
 
     def _numel(self, receives: list[tuple[int, bool]]) -> int:
-        """Return the number of elements of a message; sender and receiver skip an empty one."""
+        """Return the number of elements of a message. Sender and receiver skip an empty message."""
         return sum(self.chunked.part(chunk).numel() for chunk, _ in receives)
 
 
 class QueuedMessage(NamedTuple):
     """A message in a send queue, which is ordered by urgency, then by ``entry``.
 
-    ``entry`` is the number of messages queued before; it is unique, so tensors are not compared.
+    ``entry`` is the number of messages queued before. It is unique, so tensors are not compared.
     """
 
     urgency: int
@@ -158,7 +158,7 @@ class QueuedMessage(NamedTuple):
 
 
 class QueuedRoute:
-    """The send queues of one rank: for each peer one thread sends and one receives.
+    """The send queues of one rank. For each peer one thread sends and one thread receives.
 
     ``plan`` returns this rank's rounds of the route for a tensor. All ranks need the same route.
     """
@@ -179,7 +179,7 @@ class QueuedRoute:
         self._error: BaseException | None = None
 
     def sum(self, tensor: Tensor) -> Work:
-        """Begin to sum a flat tensor over the group in place; all ranks call in the same order."""
+        """Begin to sum a flat tensor in place. All ranks must begin the sums in the same order."""
         plan = self._plan(tensor)
         with self._changed:
             if self._error is not None:
@@ -200,7 +200,7 @@ class QueuedRoute:
             return tuple(queued.sum.number for queued in sorted(self._queues.get(peer, ())))
 
     def close(self) -> None:
-        """End the threads, waiting up to 5 s for each; call it only when no sum is under way."""
+        """End the threads, waiting up to 5 s for each. No sum may be under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -208,7 +208,7 @@ class QueuedRoute:
             thread.join(5)
 
     def _advance(self, running: RunningSum) -> None:
-        """Queue the messages that can be sent now; finish the work if the sum is done."""
+        """Queue the messages that can be sent now, and finish the work if the sum is done."""
         for peer, message in running.advance():
             urgency = self._urgency(running.number)
             queue = self._queues.setdefault(peer, [])
@@ -249,18 +249,18 @@ class QueuedRoute:
                     self._advance(running)
 
     def _store(self, running: RunningSum, peer: int, message: Tensor) -> None:
-        # called only for sums that have begun here, because _expected counts the messages of these
+        # called only for sums that have begun here, because _expected counts only their messages
         self._expected[peer] -= 1
         running.store(peer, message)
 
     def _wait_for(self, ready: Callable[[], bool]) -> bool:
-        """Wait until ``ready()`` or closed; return False if closed."""
+        """Wait until ``ready()`` is true or the queues are closed. Return False if closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or ready())
             return not self._closed
 
     def _guard(self, loop: Callable[[int], None], peer: int) -> None:
-        """Run the loop of a thread; if it raises, all sums under way fail with this error."""
+        """Run the loop of a thread. If the loop raises, all sums under way fail with its error."""
         try:
             loop(peer)
         except BaseException as error:

@@ -1,12 +1,12 @@
-"""All-reduce along a route: a list of rounds, each a list of copies between ranks.
+"""All-reduce along a route, which is a list of rounds; a round is a list of copies between ranks.
 
-Ring, tree and butterfly differ only in their rounds; none of them has code here. In a round, a rank
-sends all chunks for one peer as one message, as the cost model assumes. Messages between two ranks
-arrive in the order sent, and every rank runs the rounds in the same order, so no barrier is needed
-between two all-reduces. All-reduces that run at the same time, in several threads, each need their
-own ``tag``.
+Ring, tree and butterfly differ only in their rounds, so none has code of its own here. In a round,
+a rank sends all chunks for one peer as one message, as the cost model assumes. Messages between two
+ranks arrive in the order sent, and every rank runs the rounds in the same order, so no barrier is
+needed between two all-reduces. All-reduces that run at the same time, in several threads, each need
+their own ``tag``.
 
-All functions block; for overlap call them from a communication thread.
+All functions block. For overlap, call these functions from a communication thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 from shoal.errors import BadArgument
 
 Group = dist.ProcessGroup | None
-"""A process group; None for all ranks."""
+"""A process group. None is the group of all ranks."""
 CopyTuple = tuple[int, int, int, bool]
-"""(source rank, target rank, chunk index, add): the target adds the chunk to its own if ``add`` is
-True, else replaces its own. The same fields as ``Copy`` of the collectives, as a plain tuple."""
+"""(source rank, target rank, chunk index, add). If ``add`` is True, the target adds the chunk to
+its own chunk, otherwise it replaces its own. ``Copy`` of the collectives has the same fields."""
 
 
 class RankRound(NamedTuple):
@@ -36,7 +36,7 @@ class RankRound(NamedTuple):
 
 
 def rank_rounds(rounds: Iterable[Sequence[CopyTuple]], rank: int) -> tuple[RankRound, ...]:
-    """Return the part of ``rank`` in each round; rounds in which it does nothing are left out."""
+    """Return the part of ``rank`` in each round, without the rounds in which it does nothing."""
     own = []
     for copies in rounds:
         own_round = RankRound({}, {})
@@ -75,7 +75,7 @@ def run_rounds(
 
 
 class ChunkedTensor(NamedTuple):
-    """A flat tensor divided into chunks whose sizes differ by at most one; some may be empty."""
+    """A flat tensor divided into chunks whose sizes differ by at most one. Some may be empty."""
 
     tensor: Tensor
     chunks: int
@@ -86,7 +86,7 @@ class ChunkedTensor(NamedTuple):
         return self.tensor[first * n // self.chunks : (first + count) * n // self.chunks]
 
     def message(self, chunks: Sequence[int]) -> Tensor:
-        """Return these chunks as one tensor: a view if adjacent and ascending, else a copy."""
+        """Return these chunks as one tensor. It is a view if they are adjacent and ascending."""
         if _adjacent(chunks):
             return self.part(chunks[0], len(chunks))
         return torch.cat([self.part(chunk) for chunk in chunks])
@@ -97,7 +97,7 @@ def _adjacent(chunks: Sequence[int]) -> bool:
 
 
 def _run_round(chunked: ChunkedTensor, own_round: RankRound, group: Group, tag: int) -> None:
-    """Send and receive the messages of a round at once; then write extra buffers to the tensor."""
+    """Send and receive all messages of a round, then write extra buffers to the tensor."""
     ops: list[dist.P2POp] = []
     arrivals: list[tuple[Tensor, list[tuple[int, bool]]]] = []
     for peer, receives in own_round.receives.items():
@@ -134,7 +134,7 @@ def _direct_buffer(
 
 
 def write_chunks(chunked: ChunkedTensor, buffer: Tensor, receives: list[tuple[int, bool]]) -> None:
-    """Copy the chunks of a received message into the tensor, or add those whose ``add`` is True."""
+    """Write the chunks of a received message to the tensor: add if ``add`` is True, or copy."""
     chunks = [chunk for chunk, _ in receives]
     if all(add for _, add in receives) and _adjacent(chunks):
         chunked.part(chunks[0], len(chunks)).add_(buffer)
@@ -148,11 +148,11 @@ def write_chunks(chunked: ChunkedTensor, buffer: Tensor, receives: list[tuple[in
 
 
 class TwoStepAllReduce:
-    """An all-reduce in two calls, in place: a reduce-scatter, and later an all-gather.
+    """An all-reduce in place, in two calls: first a reduce-scatter, later an all-gather.
 
-    Unlike torch's collectives, they accept a length that the number of ranks does not divide, and
-    they need no second tensor, only a buffer of one chunk. ``rounds`` must be those of a ring: the
-    first half of them is the reduce-scatter, the second half the all-gather.
+    Unlike torch's collectives, the two calls accept a length that the number of ranks does not
+    divide, and they need no second tensor, only a buffer of one chunk. ``rounds`` must be those of
+    a ring. The first half of the rounds is the reduce-scatter, the second half is the all-gather.
     """
 
     def __init__(self, group: Group, rounds: Sequence[Sequence[CopyTuple]]) -> None:
@@ -162,11 +162,11 @@ class TwoStepAllReduce:
         self._all_gather_rounds = rank_rounds(rounds[len(rounds) // 2 :], rank)
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Reduce-scatter in place: one chunk becomes the sum, the other chunks partial sums."""
+        """Reduce-scatter in place. One chunk becomes the sum, the others become partial sums."""
         run_rounds(tensor, self._reduce_scatter_rounds, chunks=self._size, group=self._group)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """All-gather in place: copy the summed chunk of every rank; return the tensor."""
+        """Copy the summed chunk of every rank into the tensor, and return the tensor."""
         run_rounds(tensor, self._all_gather_rounds, chunks=self._size, group=self._group)
         return tensor

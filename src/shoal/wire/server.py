@@ -1,7 +1,7 @@
-"""The wire to parameter servers: with bsp they answer asks, with ssp and asp they update the model.
+"""The wire to parameter servers, which answer asks (bsp) or update the model (ssp and asp).
 
-A worker has one connection to each server. With bsp, each ask goes to one server; the servers take
-turns. With ssp and asp, each parameter is stored on one server, which is called its home.
+A worker has one connection to each server. With bsp, each ask goes to one server, and the servers
+take turns. With ssp and asp, each parameter is stored on one server, which is called its home.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from shoal.flow import All, Ask, Push
 from shoal.wire.channel import Channel, Message
 from shoal.wire.wire import Pending, Ready
 
-BEGIN, PULL, CALL = -1, -2, -3  # values of "round" in requests that belong to no round
+BEGIN, PULL, CALL = -1, -2, -3  # "round" of requests that belong to no round
 Describe = Callable[[Ask], tuple[list[Any], list[Tensor]]]
 Decode = Callable[[list[Tensor]], Any]
 Body = tuple[dict[str, Any], Sequence[Tensor]]
 
 
 class ServerConnection:
-    """The channel to one server; it keeps replies that arrive before the caller waits for them."""
+    """The channel to one server. It stores replies that arrive before the caller waits for them."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._early: dict[int, Message] = {}
 
     def receive(self, round: int) -> Message:
-        """Wait for the reply to ``round`` and return it; if the server sends an error, raise it."""
+        """Wait for the reply to ``round`` and return it. Raise the error that the server sends."""
         while round not in self._early:
             message = self.channel.receive()
             if message.kind == "error":
@@ -61,8 +61,8 @@ class ServerWire:
         channels: one connected channel for each server.
         workers: number of workers.
         describe: returns a JSON description of an ask, and its tensors.
-        sizes: bytes of each parameter; parameters are divided among the servers so that each gets
-            about the same number of bytes.
+        sizes: bytes of each parameter. Parameters are divided among the servers so that each
+            server gets about the same number of bytes.
         groups: returns the current hyper-parameters of this worker's optimizer.
     """
 
@@ -100,7 +100,7 @@ class ServerWire:
         return PendingReply(connection, self._rounds - 1, decode)
 
     def _push(self, messages: Mapping[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
-        """Send each server the messages for its parameters; return the updated parameters."""
+        """Send each server the messages for its parameters, and return the updated parameters."""
         check_homes(self.homes, list(messages))
         groups, connections = self._groups(), self._open()
         for index, connection in enumerate(connections):
@@ -131,7 +131,7 @@ class ServerWire:
         return _merge_models(self.call("pull", bodies, round=PULL))
 
     def call(self, kind: str, bodies: Sequence[Body], *, round: int = CALL) -> list[Message]:
-        """Send each server a request of this kind; body i is for server i. Return the replies."""
+        """Send each server a request of this kind (body i to server i), and return the replies."""
         replies = []
         for connection, (facts, tensors) in zip(self._open(), bodies, strict=True):
             connection.channel.send(kind, {**facts, "round": round}, tensors)
@@ -139,7 +139,7 @@ class ServerWire:
         return replies
 
     def leave(self) -> None:
-        """Tell every server that this worker is done, and disconnect; ignore lost servers."""
+        """Tell every server that this worker is done, and disconnect. Lost servers are ignored."""
         connections, self._connections = self._connections, []
         for connection in connections:
             with suppress(FaultError):
@@ -185,7 +185,7 @@ def check_homes(homes: Mapping[str, int], names: Sequence[str]) -> None:
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the numbers and bools of each parameter group, such as ``lr``; they may change.
+    """Return the current numbers and bools, such as ``lr``, of each parameter group.
 
     A tensor with one element, such as ``lr=torch.tensor(0.1)``, is returned as a number.
     """
@@ -200,7 +200,7 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def error_of(peer: str, facts: Mapping[str, Any]) -> Exception:
-    """Return the exception that a server reported; PeerLost if its type is not listed below."""
+    """Return the exception that a server reported, as PeerLost if its type is not listed below."""
     for kind in (PeerLost, ExchangeTimeout, LayoutMismatch, UsageError):
         if kind.__name__ == facts.get("type"):
             return kind(str(facts.get("text")))

@@ -1,8 +1,8 @@
 """The interface of all wires, which answer the asks of algorithms.
 
-An algorithm is a flow (:mod:`shoal.flow`): a generator that yields an ask, such as
+An algorithm is a flow (:mod:`shoal.flow`), which is a generator that yields an ask, such as
 ``Mean(tensor)``, and is sent the answer. ``Wire.ask`` begins the communication and may return
-before it is done; ``wait`` blocks until the answer is complete::
+before it is done. ``wait`` blocks until the answer is complete::
 
     flow                      runtime                          wire
     yield Mean(gradient)  ->  pending = wire.ask(ask)      ->  dist.all_reduce(..., async_op=True)
@@ -11,8 +11,8 @@ before it is done; ``wait`` blocks until the answer is complete::
 
 Every rank must issue the same asks in the same order, because asks are matched by their order.
 
-The wires: ``null`` (one worker), ``collective`` (a process group), ``queued`` (a process group with
-send queues), ``neighbours`` (gossip), ``server`` (parameter servers) and, in the runtime,
+The wires are ``null`` (one worker), ``collective`` (a process group), ``queued`` (a process group
+with send queues), ``neighbours`` (gossip), ``server`` (parameter servers) and, in the runtime,
 ``PairWire`` (AD-PSGD).
 """
 
@@ -105,7 +105,7 @@ class SpanRecorder(Protocol):
     def add(
         self, lane: str, name: str, start: float, seconds: float, nbytes: int = 0, step: int = 0
     ) -> None:
-        """Add a span; ``start`` is a time of ``time.perf_counter``."""
+        """Add a span. ``start`` is a time of ``time.perf_counter``."""
 
 
 class TracedPending(NamedTuple):
@@ -129,7 +129,7 @@ class TracedWire:
         self.inner, self._recorder = wire, recorder
 
     def ask(self, ask: Ask) -> Pending:
-        """Issue an ask; its span ends when the work reports its end, or else when wait returns."""
+        """Issue an ask. Its span ends when the work reports its end or ``wait`` gets the answer."""
         if not self._recorder.enabled:
             return self.inner.ask(ask)
         start, step, size = time.perf_counter(), self.step, nbytes(ask)
@@ -155,17 +155,17 @@ class TracedWire:
 
 
 def notifies(pending: Pending, arrived: Callable[..., None]) -> bool:
-    """Have ``arrived`` called when the last work is done; return False if that is impossible."""
+    """Have ``arrived`` called when the last work is done. Return False if this is impossible."""
     if not (isinstance(pending, PendingWork) and pending.works and pending.signals):
         return False
     pending.works[-1].get_future().add_done_callback(arrived)
     return True
 
 
-# newer torch calls it all_gather_single, older torch all_gather_into_tensor
+# Newer torch calls this function all_gather_single, older torch all_gather_into_tensor.
 gather_flat: Callable[..., dist.Work | None]
 gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-ALIGN = 16  # bytes: the size of the largest dtype, complex128
+ALIGN = 16  # the bytes of the largest dtype, which is complex128
 
 
 def pack(parts: Iterable[Tensor]) -> Tensor:
@@ -198,7 +198,7 @@ def pack_all(messages: Iterable[Parts]) -> Tensor:
 
 
 def unpack_all(buffer: Tensor, like: Sequence[Parts]) -> list[Parts]:
-    """Undo :func:`pack_all`: return one tuple of tensors for each message of ``like``, as views."""
+    """Undo :func:`pack_all`. Return a tuple of views for each message of ``like``."""
     parts = unpack(buffer, (part for message in like for part in message))
     ends = accumulate(map(len, like), initial=0)
     return [parts[start:stop] for start, stop in pairwise(ends)]
@@ -207,7 +207,7 @@ def unpack_all(buffer: Tensor, like: Sequence[Parts]) -> list[Parts]:
 def mean_of_messages(asks: Sequence[Gather], buffers: Iterable[tuple[Tensor, float]]) -> Any:
     """Return the weighted mean of a single ask, or the tuple of the means of several asks.
 
-    ``buffers`` has (packed messages of all asks, weight) for each worker.
+    ``buffers`` has a pair (packed messages of all asks, weight) for each worker.
     """
     means = [torch.zeros_like(ask.like) for ask in asks]
     like = [ask.parts for ask in asks]

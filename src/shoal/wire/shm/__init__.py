@@ -1,9 +1,9 @@
 """The ``shoal`` backend of torch.distributed: collectives through shared memory inside a node.
 
-From top to bottom: ``backend`` is the interface to torch, ``rendezvous`` connects the ranks,
-``multinode`` communicates between nodes, ``node`` inside a node, and ``memory`` manages the shared
-memory. Importing this package loads neither torch nor the backend. The backend is loaded with the
-first group, or when ``ShoalGroup`` or ``allocate`` is first used.
+From top to bottom, ``backend`` is the interface to torch, ``rendezvous`` connects
+the ranks, ``multinode`` communicates between nodes, ``node`` communicates inside a node, and
+``memory`` manages the shared memory. Importing this package loads neither torch nor the backend.
+The backend is loaded with the first group, or when ``ShoalGroup`` or ``allocate`` is first used.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ all_reduce has three phases:
 
 1. Combine inside each node.
 2. Combine between nodes. The ranks that do this are called *leaders*. Either rank 0 of each node is
-   the only leader; or, if all nodes have equally many ranks, all ranks are leaders, and rank ``i``
+   the only leader. Or, if all nodes have equally many ranks, all ranks are leaders, and rank ``i``
    of each node combines slice ``i`` over a connection of its own.
 3. Broadcast the result inside each node.
 
-One leader has less overhead, but several may use the network or the cores better. So for each size
-(power of two) the first calls try both numbers in turn, and then all ranks choose the one that was
-faster on the slowest rank (``Leaders``). The choice does not change results.
+One leader has less overhead, but several leaders may use the network or the cores better. So for
+each size (power of two) the first calls try both numbers in turn. Then all ranks choose the number
+that was faster on the slowest rank (``Leaders``). The choice does not change results.
 
 Between nodes gloo only copies bytes, so every dtype can be sent. This module combines the bytes in
 the order of nodes, so the result is the same on every rank and in every run.
@@ -18,7 +18,7 @@ the order of nodes, so the result is the same on every rank and in every run.
 broadcast sends the data to each other node once. all_gather, scatter, reduce_scatter and all_to_all
 use gloo between all ranks.
 
-The errors of gloo name a connection, not a rank, and have one type for all faults: only the text
+The errors of gloo name a connection, not a rank, and have one type for all faults. Only the text
 distinguishes a timeout from a lost peer.
 """
 
@@ -72,7 +72,7 @@ def gloo_errors(operation: str, peer: str) -> Iterator[None]:
 
 
 class MultiNodeCollectives:
-    """The collectives of a group whose ranks are on several nodes; ``nodes``: the ranks of each."""
+    """The collectives of a group on several nodes. ``nodes`` has the ranks of each node."""
 
     def __init__(
         self, local: NodeCollectives, nodes: Sequence[Sequence[int]], rendezvous: NodeRendezvous
@@ -109,7 +109,7 @@ class MultiNodeCollectives:
         """Wait for all ranks, and check that all nodes call the same collective.
 
         Raises:
-            LayoutMismatch: nodes call different ones; the message shows all of them.
+            LayoutMismatch: nodes call different collectives, which the message shows.
         """
         self.local.barrier(signature)
         signatures = torch.zeros(len(self._nodes) * SIGNATURE_NBYTES, dtype=torch.uint8)
@@ -146,7 +146,7 @@ class MultiNodeCollectives:
                 self.local.broadcast(signature, part.data_ptr(), part.nbytes, root=root)
 
     def _all_reduce_between(self, flat: Tensor, op: Reduction) -> None:
-        """Combine ``flat`` of this slice's leaders in place: reduce_scatter, then all_gather."""
+        """Combine ``flat`` of this slice's leaders in place by reduce_scatter and all_gather."""
         count, width = len(self._nodes), flat.element_size()
         each = -(-flat.numel() // count)
         ends = [min(i * each, flat.numel()) for i in range(count + 1)]
@@ -161,11 +161,11 @@ class MultiNodeCollectives:
         self._peers.alltoall_base(whole, results, sizes, [own] * count).wait()
 
     def reduce(self, signature: bytes, flat: Tensor, op: Reduction, *, root: int) -> None:
-        """Combine ``flat`` of all ranks into ``flat`` of the root; other ranks keep theirs."""
+        """Combine ``flat`` of all ranks into that of the root. Other ranks keep their own."""
         self.all_reduce(signature, flat if self.rank == root else flat.clone(), op)
 
     def broadcast(self, signature: bytes, address: int, nbytes: int, *, root: int) -> None:
-        """Copy the root's memory: inside its node, to rank 0 of other nodes, inside those."""
+        """Copy the root's memory inside its node, to rank 0 of other nodes, then inside these."""
         self.barrier(signature)
         source = self._node_of[root]
         if source == self._node:
@@ -180,7 +180,7 @@ class MultiNodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``; without targets, only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``. Without targets, only send."""
         self.barrier(signature)
         out = torch.empty(nbytes * self.size, dtype=torch.uint8)
         with self._gloo_errors(signature):
@@ -237,14 +237,14 @@ class MultiNodeCollectives:
             )
 
 
-TRIES = 4  # for each size and number of leaders; the fastest counts, as the first allocates
+TRIES = 4  # calls for each size and number of leaders; the fastest counts, as the first is slow
 
 
 class Leaders:
     """Chooses the number of leaders of a node, for each size of message, by timing.
 
-    ``ways`` are the numbers to choose from. ``slowest`` is a collective that replaces the elements
-    of a tensor by their maxima over the group.
+    ``ways`` are the numbers of leaders to choose from. ``slowest`` is a collective that replaces
+    the elements of a tensor by their maxima over the group.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Leaders:
 
     @contextmanager
     def leading(self, nbytes: int) -> Iterator[int]:
-        """Yield the number of leaders to use in the block; time the block until one is chosen."""
+        """Yield the number of leaders to use in the block. Time the block until one is chosen."""
         size = nbytes.bit_length()
         if len(self._ways) == 1 or size in self.chosen:
             yield self.chosen.get(size, self._ways[0])
@@ -283,7 +283,7 @@ class Leaders:
 
 
 class GlooWork(Work):
-    """A message that gloo sends or receives; ``on_success`` is called when it is complete."""
+    """A message over gloo. ``wait`` calls ``on_success`` when the message is complete."""
 
     def __init__(
         self, inner: Any, flat: Tensor, errors: ErrorContexts, on_success: Callback | None = None
@@ -292,8 +292,8 @@ class GlooWork(Work):
         self._inner, self._errors, self._on_success = inner, errors, on_success
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is sent or received, and return True; raise its error."""
-        if not self._done:  # gloo's second wait would wait for another message
+        """Wait until the message is sent or received, and return True. Raise its error if any."""
+        if not self._done:  # a second wait of gloo would wait for another message
             with self._errors():
                 self._inner.wait(*([timeout] if timeout else []))
             if self._on_success is not None:
@@ -302,12 +302,12 @@ class GlooWork(Work):
         return super().wait()
 
     def get_future(self) -> Any:
-        """Wait, then return a completed future; no thread would complete it later."""
+        """Wait, then return a completed future, because no thread would complete it later."""
         self.wait()
         return super().get_future()
 
     def is_completed(self) -> bool:
-        """Return whether it is known to be done; gloo may report that only in :meth:`wait`."""
+        """Return whether the message is known to be done. It may be known only after ``wait``."""
         return self._done or bool(self._inner.is_completed())
 
     def source_rank(self) -> int:
@@ -343,4 +343,4 @@ class GlooP2P:
         return GlooWork(inner, flat, errors, on_success)
 
     def stop(self) -> None:
-        """Do nothing: there is no thread to end."""
+        """Do nothing, because there is no thread to end."""

@@ -11,18 +11,18 @@ from contextlib import suppress
 from shoal.errors import BadArgument
 
 SEGMENT_MB = "SHOAL_SHM_MB"
-"""Environment variable: the largest size of a group's segment, in megabytes."""
+"""The environment variable for the largest size of a group's segment, in megabytes."""
 DIRECT_MB = "SHOAL_SHM_DIRECT_MB"
-"""Environment variable: the least size, in MB, of messages read from the sender's memory."""
+"""The variable for the least size, in megabytes, of messages read from the sender's memory."""
 _SEGMENT_MB_DEFAULT = 256.0
 _DIRECT_MB_DEFAULT = 1.0  # from this size on, one copy costs more time than one more barrier
 NEVER = sys.maxsize  # a size that no message reaches, so none is read from the sender's memory
 
 
 def segment_limit_nbytes() -> int:
-    """Return the largest size of a segment: the option, but at most 1/4 of the available memory.
+    """Return the largest size of a segment in bytes, at most 1/4 of the available memory.
 
-    If the system does not report its available memory, the option alone counts.
+    If the system does not report its available memory, the size is that of the option.
 
     Raises:
         BadArgument: the option is not a positive number.
@@ -54,7 +54,7 @@ def _read(variable: str, default: float, *, valid: Callable[[float], bool], why:
     try:
         number = float(text)
     except ValueError:
-        number = math.nan  # no option accepts it
+        number = math.nan  # no option accepts NaN
     if not valid(number):
         raise BadArgument(f"{variable}={text}", why)
     return number

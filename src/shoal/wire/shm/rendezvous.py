@@ -2,8 +2,8 @@
 
 1. Each rank writes its host key and its process id to the store (``peers``).
 2. Of the ranks with the same host key, the first creates a segment and the others map it. A rank
-   that cannot map it becomes a node of its own. Each rank also tries to read the memory of the
-   others (``cma``).
+   that cannot map it becomes a node of its own. Each rank also tries to read the memory of
+   other ranks (``cma``).
 3. The creator closes the file of the segment, which exists from then on only as mapped memory.
 4. The ranks of a group on several nodes also connect over gloo (``multinode``).
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _SLOT_NBYTES = 4 << 20
 _CELL_NBYTES = 256 << 10
 _RINGS_NBYTES = 32 << 20
-# what a rank can do: not map the segment; map it; map it and also read the memory of other ranks
+# A rank cannot map the segment, or can map it, or can also read the memory of other ranks.
 _UNMAPPED, _MAPPED, _READS = "0", "1", "2"
 
 
@@ -53,7 +53,7 @@ class Transports(NamedTuple):
 
 
 class SegmentLayout(NamedTuple):
-    """The layout of a segment for ``size`` ranks; all offsets are in bytes."""
+    """The layout of a segment for ``size`` ranks. All offsets are in bytes."""
 
     size: int
     slot_nbytes: int
@@ -80,22 +80,22 @@ class SegmentLayout(NamedTuple):
 
 
 class NodeSetup(NamedTuple):
-    """The segment that this rank shares with the other ranks of its node, and who they are."""
+    """The segment that this rank shares with the other ranks of its node, and the group's nodes."""
 
     segment: Segment
     layout: SegmentLayout
     headers: RankHeaders
     least_nbytes: int  # messages of at least this size are read from the sender's memory
-    nodes: tuple[tuple[int, ...], ...]  # for each node of the group its ranks, ascending
+    nodes: tuple[tuple[int, ...], ...]  # the ranks of each node of the group, ascending
 
 
 def segment_layout(size: int, limit_nbytes: int) -> SegmentLayout:
-    """Return a layout within the limit; slots and cells are halved until it fits.
+    """Return a layout within the limit. Slots and cells are halved until the layout fits.
 
     Raises:
         BadArgument: the limit is too small for ``size`` ranks.
     """
-    # size**2 rings, most of them unused, so all their cells get about _RINGS_NBYTES at most
+    # There are size**2 rings, and most are unused, so all cells get about _RINGS_NBYTES at most.
     most = _RINGS_NBYTES // (CELLS * size**2) // ALIGN * ALIGN
     slot, cell = _SLOT_NBYTES, max(min(_CELL_NBYTES, most), ALIGN)
     while (layout := SegmentLayout(size, slot, cell)).nbytes > limit_nbytes:
@@ -110,7 +110,7 @@ def segment_layout(size: int, limit_nbytes: int) -> SegmentLayout:
 
 
 def connect(rendezvous: NodeRendezvous) -> Transports:
-    """Connect to the other ranks of the group; all of them must call this function."""
+    """Connect to the other ranks of the group. All ranks must call this function."""
     segment, layout, headers, least_nbytes, nodes = _set_up_node(rendezvous)
     rank, size = headers.rank, headers.size
     barrier = Barrier(headers, rendezvous.seconds)
@@ -135,7 +135,7 @@ def connect(rendezvous: NodeRendezvous) -> Transports:
 
 
 class _PeerInfo(NamedTuple):
-    """What each rank writes to the store: a JSON list of these fields in this order."""
+    """What each rank writes to the store, as a JSON list of these fields in this order."""
 
     host_key: str
     pid: int
@@ -159,7 +159,7 @@ def _set_up_node(rendezvous: NodeRendezvous) -> NodeSetup:
     access = _READS if reads else _MAPPED
     segment, layout = _share_segment(store, rank, same_host, layout, access=access)
     accesses = [text.decode() for text in read_all(store, [f"mapped/{r}" for r in range(size)])]
-    del token  # no rank reads it any more
+    del token  # no rank reads the token any more
     nodes = _group_by_node([info.host_key for info in infos], accesses)
     node = next(ranks for ranks in nodes if rank in ranks)
     if segment is None:
@@ -177,11 +177,12 @@ def _set_up_node(rendezvous: NodeRendezvous) -> NodeSetup:
 def _share_segment(
     store: Store, rank: int, same_host: Sequence[int], layout: SegmentLayout, *, access: str
 ) -> tuple[Segment | None, SegmentLayout]:
-    """Create or map the segment, and return it with its layout; None if it cannot be mapped.
+    """Create or map the segment (None if this rank cannot map it), and return it with its layout.
 
-    The first of ``same_host``, the ranks with the same host key, creates it. ``access`` is written
-    to the store for the other ranks. All have computed the layout with the same limit, so if the
-    limit was too small, all ranks have raised before this call and none waits here.
+    ``same_host`` are the ranks with the same host key, and the first of these creates the segment.
+    ``access`` is written to the store for the other ranks. All ranks have computed the layout with
+    the same limit, so if the limit was too small, all ranks have raised before this call and none
+    waits here.
     """
     if same_host[0] == rank:
         with closing(segments.create(layout.nbytes)) as offer:
@@ -200,7 +201,7 @@ def _share_segment(
 
 
 def _group_by_node(keys: Sequence[str], accesses: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each node (one key); a rank without the segment is its own node."""
+    """Group ranks with the same key into a node. A rank without the segment is its own node."""
     nodes: dict[str, list[int]] = {}
     for rank, (key, access) in enumerate(zip(keys, accesses, strict=True)):
         nodes.setdefault(key if access != _UNMAPPED else f"rank {rank}", []).append(rank)

@@ -2,7 +2,7 @@
 
 A synchronous call runs at once in the caller's thread if no other collective is queued or runs.
 All other calls are queued, and a thread of the group runs them in the background. Collectives
-always run in the order of calls. The thread of the queue also runs the callbacks of futures; if a
+always run in the order of calls. The thread of the queue also runs the callbacks of futures. If a
 callback waits for another collective, the thread runs queued collectives until that one is done.
 """
 
@@ -26,7 +26,7 @@ CollectiveCall = Callable[[], None]
 
 
 class Work(TorchWork):
-    """A collective that is under way or done; ``tensors`` get its result, and ``queue`` runs it."""
+    """A collective that is under way or done. ``tensors`` get its result, and ``queue`` runs it."""
 
     def __init__(
         self, tensors: Sequence[Tensor], *, done: bool = False, queue: WorkQueue | None = None
@@ -42,18 +42,18 @@ class Work(TorchWork):
             self._gate.acquire()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark as done, wake the waiting threads, then run the future's callbacks."""
+        """Mark the work as done, wake the waiting threads, then run the future's callbacks."""
         self.mark_done(error)
         self.run_callbacks()
 
     def mark_done(self, error: BaseException | None) -> None:
-        """Mark as done and wake the waiting threads."""
+        """Mark the work as done, and wake the waiting threads."""
         self._error, self._done = error, True
         if self._gate is not None:
             self._gate.release()
 
     def run_callbacks(self) -> None:
-        """Set the future, if there is one, which runs its callbacks; later calls have no effect."""
+        """Set the future if there is one, which runs its callbacks. This happens only once."""
         if self._future is None:
             return
         with contextlib.suppress(IndexError):
@@ -64,10 +64,10 @@ class Work(TorchWork):
                 self._future.set_exception(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the collective is done, and return True; raise its error if it failed.
+        """Wait until the collective is done, and return True. Raise its error if it failed.
 
         Raises:
-            ExchangeTimeout: the collective is not done within ``timeout``; it continues.
+            ExchangeTimeout: the collective is not done within ``timeout``, but it continues.
         """
         if not self._done and self._queue is not None:
             self._queue.run_until(self.is_completed)
@@ -93,7 +93,7 @@ class Work(TorchWork):
         return self._done and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Return the error of the collective; None if there is none."""
+        """Return the error of the collective, or None if there is no error."""
         return self._error
 
     def result(self) -> list[Tensor]:
@@ -119,7 +119,7 @@ class QueueFuture(torch.futures.Future[Any]):
         self._queue = queue
 
     def wait(self) -> Any:
-        """Wait and return the value; the thread of the queue runs queued collectives meanwhile."""
+        """Wait and return the value. The queue's own thread runs queued collectives meanwhile."""
         self._queue.run_until(self.done)
         return super().wait()
 
@@ -142,13 +142,13 @@ class WorkQueue:
         self._barrier, self.stopped = barrier, False
         self._busy = threading.Lock()  # locked by the thread that runs a collective
         self._queue: queue.SimpleQueue[tuple[Work, CollectiveCall] | None] = queue.SimpleQueue()
-        self._pending = 0  # queued collectives that are not done; changed under _count_lock
+        self._pending = 0  # number of queued collectives that are not done; guarded by _count_lock
         self._count_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._finished = FinishedWork()  # shared by all calls, because creating one is slow
 
     def run(self, call: CollectiveCall, tensors: Sequence[Tensor], *, background: bool) -> Work:
-        """Run a collective now or queue it; return its work, which has no tensors if run now."""
+        """Run a collective now or queue it. Return its work, which has no tensors if it ran now."""
         if not background and not self._pending and self._busy.acquire(blocking=False):
             try:
                 if not self._pending:
@@ -178,12 +178,12 @@ class WorkQueue:
             del item
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Run queued collectives until ``done()``; do nothing if not in the queue's own thread."""
+        """Run queued collectives until ``done()``. Do nothing outside the queue's own thread."""
         if self._thread is None or threading.get_ident() != self._thread.ident:
             return
         while not done():
             item = self._queue.get()
-            if item is None:  # the signal to stop: leave it for _loop
+            if item is None:  # this is the signal to stop, which is left for _loop
                 self._queue.put(None)
                 return
             self._run_queued(*item)
@@ -203,7 +203,7 @@ class WorkQueue:
         work.run_callbacks()
 
     def stop(self) -> None:
-        """Let the thread run the queued collectives and then end; wait for it at most 5 s."""
+        """Let the thread run the queued collectives and end. Wait for the thread at most 5 s."""
         self.stopped = True
         thread, self._thread = self._thread, None
         if thread is not None:

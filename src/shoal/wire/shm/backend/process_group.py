@@ -1,8 +1,8 @@
-"""The ``shoal`` process group: every collective and message of torch.distributed.
+"""The ``shoal`` process group, which has every collective and message of torch.distributed.
 
 Each method checks its arguments, flattens the tensors (``tensors``), and runs or queues a call of
 the transports (``rendezvous``). torch defines the names and arguments of the methods. The methods
-for names and devices replace those of torch, which work only for backends written in C++.
+for names and devices replace torch's methods, which work only for backends written in C++.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shoal.wire.shm.work import CollectiveCall, Work, WorkQueue
 # typed as Any, because torch declares overloads of each method that are not implemented here
 _TorchGroup: Any = dist.ProcessGroup
 Tensors = Sequence[Tensor]
-CallOptions = Any  # torch's options: each collective has a class of its own, all with asyncOp
+CallOptions = Any  # each collective has its own class of options in torch, all with asyncOp
 _SUM = hash(dist.ReduceOp.SUM)
 
 
@@ -107,10 +107,10 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         return self._sequence_number
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: every group counts from zero."""
+        """Do nothing, because every group counts from zero."""
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of collectives and messages inside a node; gloo's does not change."""
+        """Set the timeout inside a node. The timeout of gloo between nodes does not change."""
         self._barrier.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -126,9 +126,9 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         flats: Tensors = (),
         inputs: Tensors = (),
     ) -> Work:
-        """Run a collective after those called before; if it is asynchronous, in the background.
+        """Run a collective after all earlier ones. An asynchronous call runs in the background.
 
-        When ``call`` is done, ``flats`` are copied into ``outputs`` where they are other memory.
+        When ``call`` is done, those of ``flats`` that are copies are copied into ``outputs``.
         ``inputs`` are kept alive until then, because ``call`` reads them by address.
         """
         self._require_open()
@@ -148,11 +148,11 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
             raise UsageError(f"group {self.group_name!r} has been destroyed; create a new one")
 
     def shutdown(self) -> None:
-        """Leave the group: end its threads, and tell the other ranks."""
+        """Leave the group, end its threads and tell the other ranks."""
         self._close()
 
     def abort(self) -> None:
-        """Leave the group as failed; other ranks of this node that wait in it get an error."""
+        """Leave the group as failed. Other ranks of this node that wait in it get an error."""
         if self._pid == os.getpid():
             self._barrier.headers.set_status(FAILED, "the group was aborted")
         self._close()
@@ -212,7 +212,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None
     ) -> Work:
-        """Run a reduce_scatter_tensor for each pair; return the work of the last one."""
+        """Run a reduce_scatter_tensor for each pair, and return the work of the last pair."""
         pairs = zip(outputs, inputs, strict=True)
         works = [self._reduce_scatter_base(output, input, opts) for output, input in pairs]
         return works[-1] if works else Work([], done=True)
@@ -275,7 +275,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: CallOptions = None
     ) -> Work:
-        """Run an all_gather_into_tensor for each pair; return the work of the last one."""
+        """Run an all_gather_into_tensor for each pair, and return the work of the last pair."""
         pairs = zip(outputs, inputs, strict=True)
         works = [self._allgather_base(output, input, opts) for output, input in pairs]
         return works[-1] if works else Work([], done=True)
@@ -331,7 +331,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
         input_split_sizes: Sequence[int],
         opts: CallOptions = None,
     ) -> Work:
-        """Send part of the rows of ``input`` to each rank; receive part of ``output`` from each."""
+        """Send rows of ``input`` to each rank, and receive rows of ``output`` from each rank."""
         source, target = flatten(input, "all_to_all"), flatten_output(output, "all_to_all")
         sources = self._split_rows(source, input, input_split_sizes)
         targets = self._split_rows(target, output, output_split_sizes)
@@ -342,7 +342,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     all_to_all_single = alltoall_base
 
     def _split_rows(self, flat: Tensor, tensor: Tensor, splits: Sequence[int]) -> list[MemoryRange]:
-        """Return (address, bytes) of each rank's rows; without ``splits`` all have equally many."""
+        """Return (address, bytes) of each rank's rows. Without ``splits`` the parts are equal."""
         rows, size = tensor.shape[0] if tensor.dim() else 1, self.size()
         counts = list(splits) or [rows // size] * size
         if sum(counts) != rows or len(counts) != size:
@@ -369,7 +369,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks; after ``timeout`` the error names all missing ranks of this node."""
+        """Wait for all ranks. After ``timeout`` the error names all missing ranks of this node."""
         name, barrier = op_signature("monitored_barrier"), self._barrier
         default = barrier.seconds
 
@@ -410,7 +410,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
     # Shared buffers
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a flat tensor of zeros in memory shared by the node; all ranks must call this."""
+        """Return a flat tensor of zeros in shared memory. All ranks must call this method."""
         headers, buffers = self._barrier.headers, self._collectives.buffers
         key, nbytes = f"bucket/{headers.names[0]}/{len(buffers)}", numel * dtype.itemsize
         buffer = share_buffer(self._store, key, nbytes, rank=headers.rank, size=headers.size)
@@ -419,7 +419,7 @@ class ShoalGroup(_TorchGroup):  # type: ignore[misc]
 
 
 def _close(pid: int, queue: WorkQueue, p2p: P2P | GlooP2P, barrier: Barrier) -> None:
-    if pid != os.getpid():  # a fork has no threads of the group, and is not a rank of it
+    if pid != os.getpid():  # a forked process has no threads of the group and is not a rank
         return
     queue.stop()
     p2p.stop()
@@ -434,7 +434,7 @@ def _call_each(calls: Sequence[CollectiveCall]) -> None:
 def _call_and_restore(
     call: CollectiveCall, outputs: Tensors, flats: Tensors, inputs: Tensors = ()
 ) -> None:
-    """Call, then copy each flat result into its output; ``inputs`` only keep tensors alive."""
+    """Run ``call``, then copy each flat result into its output. ``inputs`` are only kept alive."""
     call()
     for output, flat in zip(outputs, flats, strict=False):
         restore(output, flat)
@@ -445,7 +445,7 @@ def _ranges(flats: Tensors) -> list[MemoryRange]:
 
 
 def _op_hash(opts: CallOptions) -> int:
-    """Return the hash of the reduce operation; ``opts`` are options or the operation itself."""
+    """Return the hash of the reduce operation, which is in ``opts`` or is ``opts`` itself."""
     return _SUM if opts is None else hash(getattr(opts, "reduceOp", opts))
 
 
@@ -456,12 +456,12 @@ def _allreduce_signature(kind: int, dtype: torch.dtype, numel: int) -> tuple[byt
 
 
 def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return a flat tensor of zeros; for a ``shoal`` group it is in shared memory.
+    """Return a flat tensor of zeros, which is in shared memory if the group is a ``shoal`` group.
 
     Every rank of a ``shoal`` group must call this, in the same order and with the same arguments.
     all_reduce of the tensor, or of a contiguous part of it, then reduces in place without a copy
     inside a node. The memory is freed when group and tensor are both deleted. For any other group
-    the tensor is an ordinary one. ``group`` None is the default group.
+    the tensor is an ordinary tensor. If ``group`` is None, it is the default group.
     """
     group = group if group is not None else dist.group.WORLD
     if isinstance(group, ShoalGroup):
@@ -470,7 +470,7 @@ def allocate(numel: int, dtype: torch.dtype, group: dist.ProcessGroup | None = N
 
 
 def create(options: Any, _: Any = None) -> ShoalGroup:
-    """Create a group; torch calls this with the options of the group."""
+    """Create a group. torch calls this function with the options of the group."""
     rank, size = options.group_rank, options.group_size
     names = tuple(options.global_ranks_in_group or range(size))
     rendezvous = NodeRendezvous(options.store, rank, names, options.timeout.total_seconds())

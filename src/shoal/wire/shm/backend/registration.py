@@ -1,11 +1,11 @@
 """Make ``init_process_group("shoal")`` work after ``import shoal``, without importing torch.
 
-If torch.distributed is already imported, the backend is registered at once: torch gets a function
-that imports the backend when the first group is created. If not, an import hook registers it when
+If torch.distributed is already imported, the backend is registered at once. torch gets a function
+that imports the backend when the first group is created. Otherwise an import hook registers it when
 torch.distributed is imported, and then removes itself.
 
-``torch.distributed.monitored_barrier`` refuses every backend but gloo. So it is wrapped: for a
-shoal group it calls the group's own method, for every other group torch's function.
+``torch.distributed.monitored_barrier`` refuses every backend but gloo. So it is replaced by a
+wrapper, which calls a shoal group's own method, and torch's function for every other group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TORCH_MODULE = "torch.distributed.distributed_c10d"
 
 
 def register() -> None:
-    """Register the backend with torch.distributed, now or when that is imported; once only."""
+    """Register the backend now or when torch.distributed is imported. Later calls do nothing."""
     module = sys.modules.get(_TORCH_MODULE)
     if module is not None and hasattr(module, "init_process_group"):
         _register(module)
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def why_not() -> str | None:
-    """Return why this machine cannot share memory between ranks; None if it can."""
+    """Return why this machine cannot share memory between ranks, or None if it can."""
     if sys.platform != "linux":
         return f"the shoal backend needs Linux, but this system is {sys.platform}"
     if not hasattr(os, "memfd_create") and not os.access("/dev/shm", os.W_OK):
@@ -80,7 +80,7 @@ class _Finder(MetaPathFinder):
 
 
 def _wrap_monitored_barrier(module: Any) -> None:
-    """Replace ``monitored_barrier`` in ``module`` and torch.distributed by a wrapper; once only."""
+    """Replace ``monitored_barrier`` in ``module`` and torch.distributed by a wrapper, only once."""
     original = module.monitored_barrier
     if getattr(original, "wrapped_for", None) == NAME:
         return

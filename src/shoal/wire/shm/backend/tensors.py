@@ -1,7 +1,7 @@
-"""Convert tensors to the form that the backend needs: flat, contiguous, detached, on the CPU.
+"""Make tensors flat, contiguous and detached, as the backend needs; they must be on the CPU.
 
 A tensor created in inference mode can be written only in that mode, but the thread that runs
-asynchronous collectives is not in that mode. So :func:`flatten` returns a normal tensor with the
+asynchronous collectives is not in this mode. So :func:`flatten` returns a normal tensor with the
 same memory.
 """
 
@@ -21,9 +21,9 @@ _FLAT = (1,)  # the stride of a contiguous tensor of one dimension
 
 
 def flatten(tensor: Tensor, call: str) -> Tensor:
-    """Return the tensor flat and contiguous: with the same memory if possible, else a copy.
+    """Return the tensor flat and contiguous, with the same memory if possible.
 
-    A copy is needed if the tensor is not contiguous, or is a lazy conjugate or negative.
+    A copy is returned if the tensor is not contiguous, or is a lazy conjugate or negative.
 
     Raises:
         BadArgument: the tensor is not a dense CPU tensor.
@@ -47,10 +47,10 @@ def flatten(tensor: Tensor, call: str) -> Tensor:
 
 
 def flatten_output(tensor: Tensor, call: str) -> Tensor:
-    """Flatten a tensor that the call writes to; :func:`restore` must copy the result back.
+    """Flatten a tensor that the call writes to. :func:`restore` must copy the result back.
 
     Raises:
-        BadArgument: as in :func:`flatten`; or a stride is 0, so elements have the same address.
+        BadArgument: as in :func:`flatten`, or because a stride is 0 and elements share an address.
     """
     flat = flatten(tensor, call)
     if flat is not tensor and tensor.numel() > 0:
@@ -64,7 +64,7 @@ def flatten_output(tensor: Tensor, call: str) -> Tensor:
 
 
 def restore(tensor: Tensor, flat: Tensor) -> None:
-    """Copy ``flat`` into ``tensor``, from which it was made, if they do not share memory."""
+    """Copy ``flat`` into the ``tensor`` that it was made from, unless they share memory."""
     if flat is tensor:
         return
     if flat.data_ptr() != tensor.data_ptr() or tensor.is_conj() or tensor.is_neg():
@@ -84,5 +84,5 @@ def require_size(tensors: Sequence[Tensor], like: Tensor, *, numel: int, call: s
 
 @lru_cache(maxsize=1024)
 def signature(call: str, dtype: torch.dtype, numel: int) -> bytes:
-    """Return the signature of a call; ranks compare their signatures, and errors show them."""
+    """Return the signature of a call, which ranks compare and error messages show."""
     return op_signature(f"{call} of {str(dtype).removeprefix('torch.')} x {numel}")

@@ -10,10 +10,10 @@ so no atomic operation is needed::
     '---------- one cache line ----------' '- a line each -'
 
 To enter a barrier, a rank increments its own ``arrived`` and waits until no other ``arrived`` is
-lower. So ranks are never more than one barrier apart. What a rank writes before barrier k, the
-others read between barriers k and k+1, and the rank may overwrite it after barrier k+1. So
-everything that is written before a barrier has two places, which are used in turns (``turn`` 0 and
-1): the signatures here, and the data slots in ``buffers``.
+lower. So ranks are never more than one barrier apart. The other ranks read what a rank wrote before
+barrier k between barriers k and k+1, and the rank may overwrite it after barrier k+1. So everything
+that is written before a barrier has two places, which are used in turns (``turn`` 0 and 1). This
+applies to the signatures here and to the data slots in ``buffers``.
 
 After the first barrier of a collective each rank compares the signatures of all ranks, so ranks
 that call different collectives get an error before any data is copied.
@@ -35,16 +35,16 @@ from shoal.wire.shm.memory.peers import Peer
 from shoal.wire.shm.memory.segment import Segment
 
 HEADER_NBYTES = 1024
-_ARRIVED, _STATUS, _BELL = 0, 64, 128  # byte offsets of words; each has its own cache line
-_STATUS_WORDS = (_STATUS - _ARRIVED) >> 2  # from ``arrived`` to ``status``, in words
-_SLEEPS_WORDS = 1  # offset of ``sleeps`` from ``arrived``, in words: 1 while the rank sleeps
+_ARRIVED, _STATUS, _BELL = 0, 64, 128  # byte offsets of words, each in its own cache line
+_STATUS_WORDS = (_STATUS - _ARRIVED) >> 2  # distance from ``arrived`` to ``status`` in words
+_SLEEPS_WORDS = 1  # distance from ``arrived`` to ``sleeps`` in words; it is 1 while the rank sleeps
 _HASHES = 16  # byte offset of the hashes of the two signatures, 64 bits each
 SIGNATURE_NBYTES = 128
 _SIGNATURES = (192, 320)
 _REASON, _REASON_NBYTES = 448, 512
 PRESENT, LEFT, FAILED = 0, 1, 2
 _SLEEP = futex.timespec(0.05)  # the longest sleep before a rank checks whether the others are alive
-SPINS = 200  # about 150 microseconds on an idle core: as long as a sleep and a wake-up take
+SPINS = 200  # about 150 us on an idle core, which is as long as a sleep and a wake-up take
 _TIMEOUT_TEXT = "not done within"
 sched_yield = getattr(os, "sched_yield", lambda: None)
 
@@ -56,14 +56,14 @@ def op_signature(text: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _hash(signature: bytes) -> int:
-    """Return a 64-bit hash of a signature; comparing hashes is faster than comparing texts."""
+    """Return a 64-bit hash of a signature, because comparing texts would be slower."""
     return int.from_bytes(blake2b(signature, digest_size=8).digest(), "little", signed=True)
 
 
 class RankHeaders:
-    """The headers of all ranks, which are at the beginning of the segment; ``rank`` is this rank.
+    """The headers of all ranks, which are at the beginning of the segment. ``rank`` is this rank.
 
-    ``peers`` are the processes of the ranks; ``names`` are their global ranks, for error messages.
+    ``peers`` are the processes of the ranks. ``names`` are the global ranks, for error messages.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankHeaders:
         self._bell_count = 0
 
     def publish(self, turn: int, signature: bytes) -> int:
-        """Write the signature and its hash to this rank's header; return the hash."""
+        """Write the signature and its hash to this rank's header, and return the hash."""
         header = HEADER_NBYTES * self.rank
         begin = header + _SIGNATURES[turn]
         self._bytes[begin : begin + SIGNATURE_NBYTES] = signature
@@ -85,7 +85,7 @@ class RankHeaders:
         return value
 
     def signatures(self, rank: int) -> tuple[str, ...]:
-        """Return the last two signatures of a rank, of turn 0 and of turn 1."""
+        """Return the last two signatures of a rank: first that of turn 0, then that of turn 1."""
         starts = (HEADER_NBYTES * rank + start for start in _SIGNATURES)
         return tuple(self._text(start, SIGNATURE_NBYTES) for start in starts)
 
@@ -94,7 +94,7 @@ class RankHeaders:
         return int(self.words[(HEADER_NBYTES * rank + _STATUS) >> 2])
 
     def set_status(self, status: int, reason: str = "") -> None:
-        """If still ``PRESENT``, set this rank to ``LEFT`` or ``FAILED``, and wake all ranks."""
+        """If this rank is ``PRESENT``, set it to ``LEFT`` or ``FAILED``, and wake all ranks."""
         if self.status(self.rank) != PRESENT:
             return
         header = HEADER_NBYTES * self.rank
@@ -133,12 +133,12 @@ class RankHeaders:
 
 
 class Barrier:
-    """The barrier of the ranks of a group on one node; ``seconds`` is its timeout."""
+    """The barrier of the ranks of a group on one node. ``seconds`` is its timeout."""
 
     def __init__(self, headers: RankHeaders, seconds: float) -> None:
         self.headers, self.seconds = headers, seconds
         self._count, self._turn = 0, 0
-        self._signatures, self._hashes = [b"", b""], [0, 0]  # of this rank, by turn
+        self._signatures, self._hashes = [b"", b""], [0, 0]  # this rank's own, by turn
         own = HEADER_NBYTES * headers.rank + _ARRIVED
         self._word, self._address = own >> 2, headers.address + own
         others = [(r, HEADER_NBYTES * r) for r in range(headers.size) if r != headers.rank]
@@ -174,7 +174,7 @@ class Barrier:
         """Enter the first barrier of a collective, and check that all ranks call the same one.
 
         Raises:
-            LayoutMismatch: ranks call different collectives; the message shows all of them.
+            LayoutMismatch: ranks call different collectives, which the message shows.
         """
         self._turn = turn = self._turn ^ 1
         if self._signatures[turn] != signature:
@@ -189,12 +189,13 @@ class Barrier:
     def wait(self) -> None:
         """Wait until every rank has entered this barrier.
 
-        1. Increment this rank's ``arrived``; wake the ranks that sleep on it.
-        2. For each other rank whose ``arrived`` is still behind: spin, then sleep on that word.
+        1. Increment this rank's ``arrived``, and wake the ranks that sleep on this word.
+        2. For each other rank whose ``arrived`` is still behind, spin and then sleep on that word.
 
         A processor may execute a store after a later load. The lock between the two steps is a
-        memory fence that prevents this: either this rank sees that another one sleeps and wakes it,
-        or the other one sees the new ``arrived`` before it sleeps. No other thread uses the lock.
+        memory fence that prevents this. Either this rank sees that another rank sleeps and wakes
+        it, or the other rank sees the new ``arrived`` before it sleeps. No other thread uses the
+        lock.
 
         Raises:
             PeerLost: a rank is dead, has left the group or has failed.
@@ -212,7 +213,7 @@ class Barrier:
         for word, address, _ in self._others:
             if words[word] == behind:
                 self._wait_for(word, address, behind)
-            if words[word + _STATUS_WORDS] == FAILED:  # even if it had entered the barrier
+            if words[word + _STATUS_WORDS] == FAILED:  # checked even if that rank has entered
                 self.check(self.operation, (), math.inf)
 
     @property
@@ -235,7 +236,7 @@ class Barrier:
                 if words[word] == behind:
                     self.check(self.operation, late, end)
         except FaultError:
-            if words[word] == behind:  # else the rank has arrived meanwhile
+            if words[word] == behind:  # otherwise the rank has arrived meanwhile
                 raise
         finally:
             words[self._word + _SLEEPS_WORDS] = 0
@@ -243,7 +244,7 @@ class Barrier:
     def check(self, operation: str, awaited: Iterable[int], end: float) -> None:
         """Raise if a rank has failed, an ``awaited`` rank is dead or has left, or ``end`` is past.
 
-        ``operation`` is used in the error message; ``end`` is a time of ``time.monotonic``.
+        ``operation`` is used in the error message. ``end`` is a time of ``time.monotonic``.
         """
         headers, late = self.headers, tuple(awaited)
         for rank in range(headers.size):

@@ -1,4 +1,4 @@
-"""The data buffers in shared memory: slots for any message, and tensors that are reduced in place.
+"""The buffers in shared memory are slots for any message, and tensors that are reduced in place.
 
 *Slots.* Each rank has two slots in the segment of the group and uses them in turns::
 
@@ -6,12 +6,12 @@
 
 A message is divided into rounds of at most one slot. While the other ranks still read what a rank
 wrote in one round, it may write the next round into its other slot (``barrier`` explains why two
-are enough). More slots would be slower, because memory that was used recently is still in a cache.
-Bytes are copied by address, so tensors with ``requires_grad`` and all dtypes can be copied.
+slots are enough). More slots would be slower, because memory that was used recently is still in a
+cache. Bytes are copied by address, so tensors with ``requires_grad`` and all dtypes can be copied.
 
-*Shared buffers.* A shared buffer is a segment with a part for each rank; the tensor of a rank is
-its part. To reduce the tensors, each rank combines its share of the elements: it reads them from
-all parts and writes the result into all parts. It does so in blocks that fit into the cache.
+*Shared buffers.* A shared buffer is a segment with a part for each rank. The tensor of a rank is
+its part. To reduce the tensors, each rank combines its share of the elements. It reads this share
+from all parts and writes the result into all parts, in blocks that fit into the cache.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from shoal.wire.shm.memory.peers import read_all
 from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.memory.segment import Segment
 
-_CACHED_VIEWS = 2048  # at most; programs use the same few sizes again and again
+_CACHED_VIEWS = 2048  # the most views kept; programs use the same few sizes again and again
 _ROUND_NBYTES = 1 << 20  # so small that a round stays in the cache until it is read
 ALIGN = 64  # bytes of a cache line
 TURNS = 2  # slots of each rank
 
 
 class Slots:
-    """The slots of all ranks, ``nbytes`` each; they begin at offset ``start`` of the segment.
+    """The slots of all ranks, which begin at offset ``start`` of the segment.
+
+    Each slot has ``nbytes`` bytes.
 
     Attributes:
         round_nbytes: the most bytes that a rank should write in a round.
-        turn: which of the two slots of each rank is used in this round.
+        turn: the index (0 or 1) of the slot that each rank uses in this round.
     """
 
     def __init__(self, segment: Segment, start: int, *, nbytes: int, rank: int, size: int) -> None:
@@ -57,11 +59,11 @@ class Slots:
         self.turn = 0
 
     def next(self) -> None:
-        """Begin the next round: use the other slot of each rank."""
+        """Begin the next round, which uses the other slot of each rank."""
         self.turn = (self.turn + 1) % TURNS
 
     def rounds(self, total: int, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, count) of one or more rounds of up to ``most``, each after :meth:`next`."""
+        """Call :meth:`next` and yield (start, count) for each round of at most ``most``."""
         if total <= most:
             self.next()
             yield 0, total
@@ -87,7 +89,7 @@ class Slots:
         memmove(target, self.address(rank) + offset, nbytes)
 
     def part_nbytes(self, head: int = 0) -> int:
-        """Return the bytes of a part, if the slot after a head has a part for each other rank."""
+        """Return the bytes of a part if the slot has a head, then a part for each other rank."""
         return (self.nbytes - head) // max(self.size - 1, 1) // ALIGN * ALIGN
 
     def write_integers(self, integers: Sequence[int]) -> None:
@@ -112,7 +114,7 @@ class Slots:
         return view
 
     def views(self, own: Tensor, offset: int, *, use_own: bool) -> list[Tensor]:
-        """Return a view like ``own`` of each rank's slot; for this rank ``own`` if ``use_own``."""
+        """Return a view like ``own`` of each slot. With ``use_own``, this rank's is ``own``."""
         return [
             own
             if use_own and rank == self.rank
@@ -122,14 +124,14 @@ class Slots:
 
 
 def tensor_at(address: int, nbytes: int) -> Tensor:
-    """Return a uint8 tensor of this memory; the tensor does not keep the memory alive."""
+    """Return a uint8 tensor of this memory. The tensor does not keep the memory alive."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer((c_char * nbytes).from_address(address), dtype=torch.uint8)
 
 
 def share_numel(numel: int, ranks: int, *, width: int) -> int:
-    """Return how many of ``numel`` elements each rank combines: 1/n, rounded up to cache lines.
+    """Return how many elements each rank combines, which is 1/n rounded up to cache lines.
 
     >>> share_numel(40, 3, width=4)
     16
@@ -148,7 +150,7 @@ def share_range(rank: int, share: int, *, numel: int) -> tuple[int, int]:
 
 
 def part_index(sender: int, receiver: int) -> int:
-    """Return the index of the receiver's part in the sender's slot; the sender itself has none."""
+    """Return the index of the receiver's part in the sender's slot, which skips the sender."""
     return receiver - (receiver > sender)
 
 
@@ -157,7 +159,7 @@ _CACHED_RANGES = 64
 
 
 class SharedRange(NamedTuple):
-    """The position of a tensor in a shared buffer; it is the same in the part of each rank."""
+    """The position of a tensor in a shared buffer, which is the same in the part of each rank."""
 
     offset: int  # bytes from the beginning of the part
     numel: int
@@ -165,7 +167,7 @@ class SharedRange(NamedTuple):
 
 
 class SharedBuffer:
-    """A segment with one tensor for each rank of the node; every rank can access all of them."""
+    """A segment with one tensor for each rank of the node. Every rank can access all tensors."""
 
     def __init__(self, segment: Segment, part_nbytes: int, *, rank: int, size: int) -> None:
         with torch.inference_mode(False):
@@ -181,7 +183,7 @@ class SharedBuffer:
             return self._parts[self.rank][: numel * dtype.itemsize].view(dtype)
 
     def locate(self, flat: Tensor) -> SharedRange | None:
-        """Return the position of a tensor that begins in this rank's part; None for any other."""
+        """Return the position of a tensor that begins in this rank's part, or None for others."""
         address = flat.data_ptr()
         if not self.begin <= address < self.end:
             return None
@@ -201,7 +203,7 @@ class SharedBuffer:
                 other.copy_(first)
 
     def _split(self, elements: SharedRange) -> list[tuple[Tensor, ...]]:
-        """Return the blocks of this rank's share; a block is one view of each rank's tensor."""
+        """Return the blocks of this rank's share. A block has one view of each rank's tensor."""
         width = elements.dtype.itemsize
         share = share_numel(elements.numel, self.size, width=width)
         begin, end = share_range(self.rank, share, numel=elements.numel)
@@ -225,7 +227,7 @@ def share_buffer(store: Store, key: str, nbytes: int, *, rank: int, size: int) -
             segment = offer.map()
             store.set(key, json.dumps([offer.path, offer.nbytes]))
             store.set(mapped[0], "1")
-            read_all(store, mapped)  # returns when all ranks have mapped it
+            read_all(store, mapped)  # returns when all ranks have mapped the segment
     else:
         path, total = json.loads(store.get(key))
         segment = segments.map_from(path, total)

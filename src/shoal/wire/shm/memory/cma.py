@@ -1,9 +1,9 @@
-"""Read the memory of other ranks of the node (cross-memory attach): one copy instead of two.
+"""Read the memory of other ranks of the node (cross-memory attach), which saves one copy.
 
-This module calls Linux's ``process_vm_readv`` through ctypes. The kernel allows it between
-processes of one user, unless its settings forbid it (Yama's ptrace_scope, a container's seccomp
-profile). So each rank tries it at rendezvous, and the ranks of a node use it only if each can read
-all others. No rank writes to another rank's memory in this way.
+This module calls Linux's ``process_vm_readv`` through ctypes. The kernel allows this between
+processes of one user, unless settings such as Yama's ptrace_scope or a container's seccomp profile
+forbid it. So each rank tries it at rendezvous, and the ranks of a node read memory in this way only
+if each rank can read all other ranks. No rank writes to another rank's memory in this way.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Token:
 
 
 def can_read(pid: int, card: Sequence[int | str]) -> bool:
-    """Return whether this process can read another one's token; ``card`` is its ``Token.card``."""
+    """Return whether this process can read the token of another. ``card`` is its ``Token.card``."""
     address, content = card
     buffer = ctypes.create_string_buffer(_TOKEN_NBYTES)
     try:
@@ -72,7 +72,7 @@ def can_read(pid: int, card: Sequence[int | str]) -> bool:
 
 
 class CmaReader:
-    """Reads the memory of other ranks; used for messages of at least ``least_nbytes``."""
+    """Reads the memory of other ranks. Callers use it for messages of at least ``least_nbytes``."""
 
     def __init__(self, barrier: Barrier, least_nbytes: int = NEVER) -> None:
         self._barrier, self.least_nbytes = barrier, least_nbytes
@@ -82,12 +82,12 @@ class CmaReader:
     ) -> None:
         """Copy from address ``source`` of a rank's process to address ``target`` of this process.
 
-        ``operation`` is used in error messages; by default it is this rank's current collective.
+        ``operation`` is used in error messages. By default it is this rank's current collective.
 
         Raises:
-            PeerLost: the memory cannot be read; or the rank failed or left before the end, so that
-                it may have overwritten the memory.
-            ExchangeTimeout: the same, but a rank failed because of a timeout.
+            PeerLost: the memory cannot be read, or the rank failed or left before the end and may
+                have overwritten the memory.
+            ExchangeTimeout: the same happened, and a rank had failed because of a timeout.
         """
         barrier, headers = self._barrier, self._barrier.headers
         try:

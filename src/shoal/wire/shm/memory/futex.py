@@ -22,7 +22,7 @@ class _Timespec(ctypes.Structure):
 
 
 def _load_syscall() -> ctypes._NamedFuncPointer | None:
-    """Return libc's ``syscall`` with declared types, which make a call twice as fast; or None."""
+    """Return libc's ``syscall``, or None without futex. Declared types make calls twice as fast."""
     if _CALL is None:
         return None
     entry = ctypes.CDLL(None, use_errno=True).syscall
@@ -36,7 +36,7 @@ _syscall = _load_syscall()
 
 
 def timespec(seconds: float) -> ctypes.Structure:
-    """Return a time limit for :func:`sleep`; it can be used many times."""
+    """Return a time limit for :func:`sleep`, which can be used many times."""
     whole = int(seconds)
     return _Timespec(whole, int((seconds - whole) * 1e9))
 
@@ -44,7 +44,7 @@ def timespec(seconds: float) -> ctypes.Structure:
 def sleep(address: int, expected: int, limit: ctypes.Structure) -> None:
     """Sleep while the aligned 32-bit word at ``address`` is ``expected``, for ``limit`` at most.
 
-    It may also return earlier, so the caller must check the word again.
+    The function may also return earlier, so the caller must check the word again.
     """
     if _syscall is None:
         time.sleep(NAP_SECONDS)

@@ -1,4 +1,4 @@
-"""The processes of a group: on which node they run, and whether they are alive.
+"""Find out on which node each process of a group runs, and whether it is alive.
 
 A process is identified by its id and its start time, because the system may give the id of a dead
 process to a new one.
@@ -30,7 +30,7 @@ class Peer(NamedTuple):
     """A process of this node."""
 
     pid: int
-    started: int  # start time in kernel ticks; 0 if unknown
+    started: int  # start time in kernel ticks, or 0 if it is unknown
 
     @property
     def alive(self) -> bool:
@@ -52,7 +52,7 @@ def this_process() -> Peer:
 
 
 def host_key() -> str:
-    """Return a text that is equal for processes that can share memory: same machine, same user.
+    """Return a text that is equal for processes that can share memory (same machine and user).
 
     The kernel's boot id distinguishes machines that have the same name. The process-id namespace
     distinguishes containers on one machine. ``SHOAL_HOST_KEY`` is appended, so ranks with different
@@ -69,7 +69,7 @@ def host_key() -> str:
 
 
 def _read_state(pid: int) -> tuple[str, int]:
-    """Return the state letter and the start time of a process; ``X`` for one that has ended."""
+    """Return the state letter (``X`` if it has ended) and the start time of a process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -81,7 +81,7 @@ def _read_state(pid: int) -> tuple[str, int]:
 
 
 def _probe(pid: int) -> tuple[str, int]:
-    """Do the same on a system without /proc: "R" if the process exists, else "X"; no start time."""
+    """Return ("R", 0) if the process exists, otherwise ("X", 0). For systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -92,7 +92,7 @@ def _probe(pid: int) -> tuple[str, int]:
 
 
 def read_all(store: Store, keys: Sequence[str]) -> list[bytes]:
-    """Wait until all keys are set, and return their values; if possible in one request."""
+    """Wait until all keys are set, and return their values. Use one request if possible."""
     if getattr(store, "has_extended_api", bool)():
         return list(store.multi_get(list(keys)))
     return [store.get(key) for key in keys]

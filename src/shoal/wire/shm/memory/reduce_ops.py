@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.errors import BadArgument
 
 Combine = Callable[..., Tensor]
-_SERIAL = 32704  # elements: torch uses several threads for more, but other ranks need the cores
+_SERIAL = 32704  # for more elements torch uses several threads, but other ranks need the cores
 
 _KINDS: Any = dist.ReduceOp.RedOpType
 # Keys are hashes of torch's operations, because comparing two operations takes microseconds.
@@ -43,12 +43,12 @@ class Reduction(NamedTuple):
     widens: bool  # whether to compute in float32, because torch cannot combine the dtype
 
     def __call__(self, out: Tensor, sources: Sequence[Tensor]) -> None:
-        """Combine ``sources`` into ``out``, which may also be the first or second of them."""
+        """Combine ``sources`` into ``out``, which may also be the first or second source."""
         for piece, *parts in _blocks(out, sources):
             self._block(piece, parts)
 
     def prepare(self, out: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
-        """Return a function that combines these tensors; it can be called again and again."""
+        """Return a function that combines these tensors and can be called again and again."""
         if self.widens or len(sources) == 1:
             return partial(self.__call__, out, sources)
         blocks = list(_blocks(out, sources))
@@ -88,7 +88,7 @@ def _run(
 
 
 def _blocks(out: Tensor, sources: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
-    """Return pieces (of ``out``, of each source ...), so short that torch uses one thread."""
+    """Return pieces of ``out`` and of each source, so short that torch uses one thread."""
     if out.numel() <= _SERIAL or torch.get_num_threads() == 1:
         return ((out, *sources),)
     return zip(*(x.split(_SERIAL) for x in (out, *sources)), strict=True)  # type: ignore[no-untyped-call]
@@ -96,10 +96,10 @@ def _blocks(out: Tensor, sources: Sequence[Tensor]) -> Iterable[Sequence[Tensor]
 
 @lru_cache(maxsize=256)
 def reduction(kind: int, dtype: torch.dtype) -> Reduction:
-    """Return the reduction for a dtype; ``kind`` is the hash of torch's operation.
+    """Return the reduction for a dtype. ``kind`` is the hash of torch's operation.
 
     Raises:
-        BadArgument: the operation is unknown, or not possible with this dtype.
+        BadArgument: the operation is unknown, or is not possible with this dtype.
     """
     entry = _TORCH.get(kind)
     names = {int(each): name for name, each in _KINDS.__members__.items()}

@@ -1,4 +1,4 @@
-"""A ring of cells that carries messages from one rank to another; each ordered pair has one.
+"""A ring of cells carries messages from one rank to another. Each ordered pair has one ring.
 
 ::
 
@@ -8,8 +8,8 @@
     +---------+--------+--------------------+------+------+------+
 
 Only the sender increments ``written`` and only the receiver increments ``read``, so they need no
-lock; ``written - read`` cells are full. A message longer than a cell takes several cells. The
-sender reuses cells that the receiver has read, so a message may be longer than the ring.
+lock. The number of full cells is ``written - read``. A message longer than a cell takes several
+cells. The sender reuses cells that the receiver has read, so a message may be longer than the ring.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shoal.wire.shm.memory.barrier import RankHeaders
 from shoal.wire.shm.memory.segment import Segment
 
 CELLS = 4
-_COUNTS_NBYTES = 128  # the two counters, each in its own cache line
-# tag, bytes of the whole message, position of this cell's bytes in it, remote_address or 0
+_COUNTS_NBYTES = 128  # the two counters are each in their own cache line
+# The fields are those of RingCell: tag, total, start, and remote_address or 0.
 _CELL_HEAD = struct.Struct("<qqqq")
 _CELL_HEAD_NBYTES = 64
 _MASK = 0x3FFFFFFF
@@ -40,9 +40,9 @@ class RingCell(NamedTuple):
     tag: int
     total: int  # bytes of the whole message
     start: int  # position of this cell's bytes in the message
-    address: int  # of this cell's bytes in this process
-    nbytes: int  # of this cell; of the whole message if remote_address is not 0
-    remote_address: int  # of the message in the sender's process, if to be read there; else 0
+    address: int  # address of this cell's bytes in this process
+    nbytes: int  # bytes of this cell, or of the whole message if remote_address is not 0
+    remote_address: int  # of the message in the sender's process, or 0 if the cell has its bytes
 
 
 class Ring:
@@ -58,9 +58,9 @@ class Ring:
         self._address, self._headers, self._other = segment.address, headers, other
 
     def write(self, tag: int, *, address: int, nbytes: int, start: int) -> int:
-        """Write a message from byte ``start`` on, as far as cells are free; return the new start.
+        """Write a message from byte ``start`` on, while cells are free, and return the new start.
 
-        A message of 0 bytes takes one cell; the new start is then 1.
+        A message of 0 bytes takes one cell, and its new start is 1.
         """
         cell, end = self._cell_nbytes, max(nbytes, 1)
         while start < end and (offset := self._free_cell()) is not None:
@@ -72,9 +72,10 @@ class Ring:
         return start
 
     def write_address(self, tag: int, *, address: int, nbytes: int) -> int | None:
-        """Write only the address of a message; return the cell's number, None if no cell is free.
+        """Write only the address of a message, and return the cell's number or None.
 
-        The message must not change until :meth:`is_released` returns True for the number.
+        None means that no cell is free. The message must not change until :meth:`is_released`
+        returns True for the number.
         """
         offset = self._free_cell()
         if offset is None:
@@ -87,20 +88,20 @@ class Ring:
         return (self._words[self._read] - number) & _MASK < _MASK >> 1
 
     def _free_cell(self) -> int | None:
-        """Return the offset, in the segment, of the next free cell; None if all cells are full."""
+        """Return the offset, in the segment, of the next free cell, or None if all are full."""
         written = self._words[self._written]
         if (written - self._words[self._read]) & _MASK >= CELLS:
             return None
         return self._cells + (written % CELLS) * self._stride
 
     def _publish(self) -> int:
-        """Make the cell just written visible to the receiver; return its number, modulo 2**30."""
+        """Make the cell just written visible to the receiver. Return its number modulo 2**30."""
         self._words[self._written] = number = (self._words[self._written] + 1) & _MASK
         self._headers.ring_bell(self._other)
         return number
 
     def peek(self) -> RingCell | None:
-        """Return the next unread cell; None if there is none."""
+        """Return the next unread cell, or None if all cells are read."""
         read = self._words[self._read]
         if self._words[self._written] == read:
             return None

@@ -1,9 +1,10 @@
-"""Memory that the ranks of one node share: one rank creates it, and all ranks map it.
+"""Memory that the ranks of one node share. One rank creates it, and all ranks map it.
 
 A segment is an anonymous file (``memfd_create``), which the other ranks open through
-``/proc/<pid>/fd``, so no file remains if all ranks are killed. If this call is missing or fails, it
-is a file in /dev/shm or in the temporary directory, which is deleted as soon as all ranks have
-mapped it. The kernel allocates pages when they are first used, so unused parts need no memory.
+``/proc/<pid>/fd``, so no file remains if all ranks are killed. If this call is missing or fails,
+the segment is a file in /dev/shm or in the temporary directory, which is deleted as soon as all
+ranks have mapped it. The kernel allocates pages when they are first used, so unused parts need no
+memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _USABLE = 0.9  # share of the free bytes of a file system that a segment may use
 
 
 class Segment:
-    """A mapped segment: its bytes, and their address in this process."""
+    """A mapped segment, with its bytes and their address in this process."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -39,7 +40,7 @@ class Segment:
 
 
 class Offer(NamedTuple):
-    """A segment that this process created; it stays open until the other ranks have mapped it."""
+    """A segment that this process created. It stays open until all ranks have mapped it."""
 
     descriptor: int
     path: str
@@ -51,7 +52,7 @@ class Offer(NamedTuple):
         return Segment(self.descriptor, self.nbytes)
 
     def close(self) -> None:
-        """Close the file, delete it if ``linked``; the memory is freed when no process maps it."""
+        """Close the file, and delete it if ``linked``. Processes that mapped it keep the memory."""
         os.close(self.descriptor)
         if self.linked:
             with suppress(FileNotFoundError):
@@ -102,7 +103,7 @@ def map_from(path: str, nbytes: int) -> Segment:
     """Map the segment at ``path``, which another process has created.
 
     Raises:
-        OSError: this process cannot open it.
+        OSError: this process cannot open or map the segment.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

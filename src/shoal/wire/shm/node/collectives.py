@@ -1,16 +1,18 @@
 """The collectives between ranks that share memory.
 
-Each collective is a loop of rounds. In a round every sender writes its part into its slot; all wait
-at the barrier; the receivers read or combine what was written. Each rank has two slots, so a round
-needs only one barrier (``memory/buffers.py``). There are two exceptions:
+Each collective is a loop of rounds. In a round every sender writes its part into its slot, all wait
+at the barrier, and the receivers read or combine what was written. Each rank has two slots, so a
+round needs only one barrier (``memory/buffers.py``). There are two exceptions:
 
 - all_reduce may use two phases (``node/reduce.py``), or shared buffers instead of slots.
 - Long parts of scatter and all_to_all, and of all_gather between two ranks, are read from the
   sender's memory, if the kernel allows it (``memory/cma.py``): the senders write the addresses into
-  their slots; barrier; the others read; barrier; then the senders may change the memory.
+  their slots, all wait at the barrier, the others read, and all wait again. Then the senders may
+  change the memory.
 
-Memory to copy is given as addresses, elements to combine as flat contiguous detached tensors. Ranks
-compare ``signature`` at the first barrier. All ranks must call the same method together.
+Memory to copy is given as addresses, and elements to combine are given as flat, contiguous and
+detached tensors. Ranks compare ``signature`` at the first barrier. All ranks must call the same
+method together.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from shoal.wire.shm.memory.reduce_ops import Reduction
 from shoal.wire.shm.node.reduce import PreparedRound, copy, prepare_rounds
 
 MemoryRange = tuple[int, int]  # address and bytes
-_CACHED_ROUNDS = 1024  # at most; the oldest are dropped first
+_CACHED_ROUNDS = 1024  # the most rounds kept; the oldest are dropped first
 
 
 class NodeCollectives:
@@ -44,7 +46,7 @@ class NodeCollectives:
         self._prepared_count = 0  # number of rounds in _prepared
 
     def _sync(self, start: int, signature: bytes) -> None:
-        """Wait at the barrier of a round; in the first round also compare signatures."""
+        """Wait at the barrier of a round. In the first round, also compare signatures."""
         if start == 0:
             self._barrier.begin(signature)
         else:
@@ -56,7 +58,7 @@ class NodeCollectives:
         self._barrier.begin(signature)
 
     def all_reduce(self, signature: bytes, flat: Tensor, op: Reduction) -> None:
-        """Combine ``flat`` of all ranks, in place on all ranks; ``node/reduce.py`` explains how.
+        """Combine ``flat`` of all ranks, in place on all ranks. ``node/reduce.py`` explains how.
 
         Prepared rounds are cached. They are used again for a tensor at the same address with the
         same signature (size, dtype and operation), slot turn and number of torch threads.
@@ -83,7 +85,7 @@ class NodeCollectives:
                 copy(rounds[following].copies_in)
             elif not copies_out:
                 return
-            barrier.wait()  # the barrier of phase 1 of the following round and of phase 2 of this
+            barrier.wait()  # for phase 1 of the following round and phase 2 of this round
             copy(copies_out)
 
     def _prepare(
@@ -96,7 +98,7 @@ class NodeCollectives:
         return rounds
 
     def reduce(self, signature: bytes, flat: Tensor, op: Reduction, *, root: int) -> None:
-        """Combine ``flat`` of all ranks into ``flat`` of the root; other ranks keep theirs."""
+        """Combine ``flat`` of all ranks into that of the root. Other ranks keep their own."""
         width, address, slots = flat.element_size(), flat.data_ptr(), self.slots
         in_place = root < 2  # Reduction may write into the first or second source
         for start, count in slots.rounds(flat.numel(), slots.round_nbytes // width):
@@ -112,7 +114,7 @@ class NodeCollectives:
     ) -> None:
         """Combine what is at ``sources[r]`` of all ranks into ``out`` of rank r, for all r.
 
-        ``own`` is the tensor at ``sources[self.rank]``; it may be the same tensor as ``out``.
+        ``own`` is the tensor at ``sources[self.rank]``. It may be the same tensor as ``out``.
         """
         width, slots, pair = out.element_size(), self.slots, self.size == 2
         share = slots.round_nbytes // (1 if pair else self.size) // ALIGN * ALIGN
@@ -138,13 +140,13 @@ class NodeCollectives:
     def all_gather(
         self, signature: bytes, source: int, *, nbytes: int, targets: Sequence[int] | None
     ) -> None:
-        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``; without targets, only send."""
+        """Copy ``nbytes`` at ``source`` of rank r to ``targets[r]``. Without targets, only send."""
         targets = targets or ()
         others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
         ranges = [(target, nbytes) for _, target in others]
         buffer, [(source, _)] = copy_if_overlapping([(source, nbytes)], ranges)
         slots = self.slots
-        if self.size == 2 and nbytes >= self._read.least_nbytes:  # slower for more ranks
+        if self.size == 2 and nbytes >= self._read.least_nbytes:  # reading is slower for more ranks
             slots.next()
             slots.write_integers([source])
             self._barrier.begin(signature)
@@ -203,12 +205,12 @@ class NodeCollectives:
         """Send ``sources[r]`` to rank r, and receive ``targets[r]`` from it, for all r.
 
         1. Write a table into the slot: bytes to each rank, bytes from each rank, source addresses.
-        2. Send short parts through the slots, in as many rounds as the longest of them needs; after
-           the first barrier check that all tables agree.
-        3. Read long parts from the senders' memory; barrier.
+        2. Send short parts through the slots, in as many rounds as the longest one needs. After
+           the first barrier, check that all tables agree.
+        3. Read long parts from the senders' memory, and wait at the barrier.
 
         Raises:
-            LayoutMismatch: a rank sends another size than the receiver expects; on all ranks.
+            LayoutMismatch: a rank sends another size than expected. All ranks raise it.
         """
         size, slots = self.size, self.slots
         head = -(-24 * size // ALIGN) * ALIGN
@@ -251,7 +253,7 @@ class NodeCollectives:
         ]
 
     def _check_tables(self, tables: Sequence[Sequence[int]]) -> int:
-        """Raise LayoutMismatch if sizes differ; return the bytes of the longest short part."""
+        """Raise LayoutMismatch if sizes differ. Return the bytes of the longest short part."""
         names, longest = self._barrier.headers.names, 0
         for sender, table in enumerate(tables):
             for receiver, nbytes in enumerate(table[: self.size]):
@@ -275,10 +277,11 @@ def _in_place_signature(signature: bytes, buffer: int, offset: int) -> bytes:
 def copy_if_overlapping(
     sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]
 ) -> tuple[Tensor | None, Sequence[MemoryRange]]:
-    """Copy the sources if one overlaps a target, because ranks read them while targets are written.
+    """Copy the sources if one overlaps a target, because targets are written while ranks read.
 
     Returns:
-        The buffer of the copies, to be kept while ranks read, or None; and the sources to use.
+        The buffer of the copies, to be kept while ranks read, or None if nothing was copied. The
+        second value is the sources to use.
     """
     if not _overlap(sources, targets):
         return None, sources
@@ -292,9 +295,9 @@ def copy_if_overlapping(
 
 
 def _overlap(sources: Sequence[MemoryRange], targets: Sequence[MemoryRange]) -> bool:
-    """Return whether a source overlaps a target; sources may overlap each other."""
+    """Return whether a source overlaps a target. Sources may overlap each other."""
     ranges = [(a, a + n, kind) for kind, rs in enumerate((sources, targets)) for a, n in rs if n]
-    ends = [0, 0]  # the highest end so far: of the sources, of the targets
+    ends = [0, 0]  # the highest end so far of the sources, and of the targets
     for begin, end, kind in sorted(ranges):
         if begin < ends[1 - kind]:
             return True

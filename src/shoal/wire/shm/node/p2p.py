@@ -1,7 +1,7 @@
-"""Send and receive between two ranks of a node, by tag; the source may be any rank.
+"""Send and receive between two ranks of a node, by tag. A receive may accept any source.
 
-A thread that waits for one message sends and receives parts of all messages (``p2p_queues``). A
-helper thread does this while no thread waits.
+A thread that waits for one message sends and receives parts of all messages (``p2p_queues``). While
+no thread waits, a helper thread does the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.wire.shm.memory.barrier import PRESENT, SPINS, Barrier, sched_yield
 from shoal.wire.shm.memory.cma import CmaReader
 from shoal.wire.shm.node.p2p_queues import P2PQueues, P2PWork, Rings
 
-_GRACE_SECONDS = 0.001  # before the helper thread acts, because callers often wait at once
+_GRACE_SECONDS = 0.001  # the helper thread waits so long, because callers often wait at once
 _AWAKE_SECONDS = 0.1  # how long the helper thread stays awake after the last message
 
 
@@ -53,7 +53,7 @@ class P2P:
     def receive(
         self, flat: Tensor, peer: int | None, *, tag: int, on_success: Callable[[], None]
     ) -> P2PWork:
-        """Begin to receive a message from ``peer`` (None: from any rank) into ``flat``.
+        """Begin to receive a message from ``peer`` (any rank if None) into ``flat``.
 
         If the message has already begun to arrive unexpectedly, wait until it is complete.
         """
@@ -73,7 +73,7 @@ class P2P:
         return self._wake_helper(work)
 
     def _wake_helper(self, work: P2PWork) -> P2PWork:
-        """Wake or start the helper thread, if the message is not complete; return the work."""
+        """Wake or start the helper thread if the message is not complete. Return the work."""
         if not work.is_completed():
             self._last_active = time.monotonic()
             if not self._awake:
@@ -88,7 +88,7 @@ class P2P:
 
     def _drive(self, work: P2PWork, end: float = math.inf) -> None:
         """Send and receive messages until this one is complete, or until the time ``end``."""
-        # Only the main thread spins: for other threads see Barrier.prepare.
+        # Only the main thread spins. Barrier.prepare explains why other threads do not.
         spins = SPINS if threading.current_thread() is threading.main_thread() else 0
         self._waiters += 1
         try:
@@ -98,7 +98,7 @@ class P2P:
             self._waiters -= 1
 
     def _progress(self, done: Callable[[], bool], spins: int = 0) -> None:
-        """Send and receive what is possible; if nothing is, wait for this rank's bell or 50 ms."""
+        """Send and receive what is possible. If nothing is, wait for this rank's bell or 50 ms."""
         headers = self._barrier.headers
         bell = headers.bell()
         with self._lock:
@@ -127,14 +127,14 @@ class P2P:
                 self._progress(idle)
 
     def _fail_undeliverable(self) -> None:
-        """Fail messages whose peer is dead or left, or that timed out; all if one is partial."""
+        """Fail messages that :meth:`_fault` finds, or all messages if one of these is partial."""
         with self._lock:
             pending = list(self._queues.pending())
             failed = [(work, error) for verb, work in pending if (error := self._fault(verb, work))]
             if self._queues.progress() or not failed:  # something moved meanwhile
                 return
             partial = next((error for w, error in failed if self._queues.is_partial(w)), None)
-            if partial is not None:  # the receiver would take the rest for a new message
+            if partial is not None:  # otherwise its rest would be taken for a new message
                 self._barrier.record_failure(partial)
                 failed = [(work, partial) for _, work in pending]
             for work, error in failed:
@@ -142,7 +142,7 @@ class P2P:
                 work.finish(error)
 
     def _fault(self, verb: str, work: P2PWork) -> FaultError | None:
-        """Return the error of a message that cannot be completed or has timed out; else None."""
+        """Return the error of a message if it cannot be completed or has timed out, or None."""
         peers = self._awaited_peers(work)
         try:
             self._barrier.require_usable()
@@ -153,7 +153,10 @@ class P2P:
         return None
 
     def _awaited_peers(self, work: P2PWork) -> list[int]:
-        """Return the ranks that a message waits for: its peer, else the living, else all others."""
+        """Return the ranks that a message waits for.
+
+        A receive from any rank waits for the other ranks that are alive, or for all if none is.
+        """
         if work.peer is not None:
             return [work.peer]
         headers = self._barrier.headers
@@ -162,7 +165,7 @@ class P2P:
         return living or others
 
     def stop(self) -> None:
-        """End the helper thread; wait for it at most 5 s."""
+        """End the helper thread, waiting for it at most 5 s."""
         with self._wakeup:
             thread, self._thread, self._stopped = self._thread, None, True
             self._wakeup.notify_all()

@@ -1,8 +1,8 @@
 """The queues of one rank's point-to-point messages, and the rings that the messages go through.
 
 As in MPI there are posted receives and unexpected messages. A message without a matching receive
-stays in the ring, unless a receive waits for a later message of the same sender; then it is copied
-into a buffer. Messages of one sender and tag arrive in the order in which they were sent.
+stays in the ring. But if a receive waits for a later message of the same sender, the first message
+is copied into a buffer. Messages of one sender and tag arrive in the order in which they were sent.
 
 If the receiver can read the sender's memory (``cma``), the ring carries only the address of a long
 message, and the send is complete when the receiver has read the message. But a very long message
@@ -29,19 +29,19 @@ from shoal.wire.shm.memory.cma import CmaReader
 from shoal.wire.shm.memory.ring import Ring, RingCell
 from shoal.wire.shm.work import Work
 
-Rings = Sequence[Ring | None]  # to or from each rank; None for this rank itself
+Rings = Sequence[Ring | None]  # one ring to or from each rank, and None for this rank itself
 Drive = Callable[["P2PWork", float], None]
 _PIPELINED_NBYTES = 2 << 20  # above this size a ring is faster, if each rank has its own core
 
 
 class P2PWork(Work):
-    """A message to or from the rank ``peer``; None: a receive from any rank.
+    """A message to or from the rank ``peer``, which is None for a receive from any rank.
 
     :meth:`wait` calls ``drive``, which sends and receives until this message is complete, or until
     a time.
 
     Attributes:
-        start: number of bytes written to the ring; all bytes, if their address was written.
+        start: number of bytes written to the ring. After the address is written, it is all bytes.
         end: time of ``time.monotonic`` at which the message times out.
         on_success: called when the message is complete, before waiting threads continue.
     """
@@ -56,10 +56,10 @@ class P2PWork(Work):
         self.on_success: Callable[[], None] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is sent or received, and return True; raise its error.
+        """Wait until the message is sent or received, and return True. Raise its error if any.
 
         Raises:
-            ExchangeTimeout: it is not done within ``timeout``; it continues.
+            ExchangeTimeout: the message is not done within ``timeout``, but is still under way.
         """
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._done and self._drive is not None:
@@ -69,7 +69,7 @@ class P2PWork(Work):
         return super().wait()
 
     def source_rank(self) -> int:
-        """Return the other rank, of a receive the sender; -1 if it is not known yet."""
+        """Return the other rank, or -1 if the sender of a receive is not known yet."""
         return -1 if self.peer is None else self.peer
 
     _source_rank = source_rank
@@ -81,7 +81,7 @@ class P2PWork(Work):
         super().finish(error)
 
     def size_error(self, nbytes: int) -> LayoutMismatch | None:
-        """Return an error if the sender sent another size than this receive expects; else None."""
+        """Return an error if the sender sent another size than this receive expects, or None."""
         if nbytes == self.nbytes:
             return None
         return LayoutMismatch(
@@ -91,14 +91,14 @@ class P2PWork(Work):
 
 
 class P2PQueues:
-    """All messages of this rank that are not complete; only one thread may use it at a time."""
+    """All incomplete messages of this rank. Only one thread may use this object at a time."""
 
     def __init__(self, outgoing: Rings, incoming: Rings, reader: CmaReader) -> None:
         self._incoming, self._read = tuple(incoming), reader
         self._sends = SendQueue(outgoing, reader.least_nbytes)
         self._lost: set[int] = set()  # sources from which nothing can be received any more
         self._posted: list[P2PWork] = []  # receives that no message has matched yet
-        self._arriving: dict[int, P2PWork] = {}  # by source: the message that is partly received
+        self._arriving: dict[int, P2PWork] = {}  # source -> message that is partly received
         self._unexpected: list[tuple[int, P2PWork]] = []
 
     def send(self, work: P2PWork, peer: int) -> None:
@@ -107,7 +107,7 @@ class P2PQueues:
         self.progress()
 
     def post_receive(self, work: P2PWork) -> tuple[int, P2PWork] | None:
-        """Post a receive and return None; if an unexpected message matches, return (source, it)."""
+        """Return (source, work) of a matching unexpected message, or post the receive."""
         for index, (source, message) in enumerate(self._unexpected):
             if message.tag == work.tag and work.peer in (None, source):
                 return self._unexpected.pop(index)
@@ -165,7 +165,7 @@ class P2PQueues:
     def _stop_receiving_from(self, source: int, error: FaultError) -> None:
         """Stop receiving from a rank, because the failed message blocks its ring.
 
-        The current receive fails; but if it is from any source, it waits for another rank.
+        The current receive fails. But a receive from any source waits for another rank instead.
         """
         self._lost.add(source)
         work = self._arriving.pop(source)
@@ -177,7 +177,7 @@ class P2PQueues:
             work.finish(error)
 
     def _copy_cell(self, work: P2PWork, cell: RingCell, source: int) -> FaultError | None:
-        """Copy a cell, or the remote message, into the tensor if it fits; return a read error."""
+        """Copy a cell, or the remote message, into the tensor if it fits. Return a read error."""
         if cell.start + cell.nbytes > work.nbytes:
             return None
         if not cell.remote_address:
@@ -193,8 +193,8 @@ class P2PQueues:
     def _match(self, source: int, cell: RingCell) -> P2PWork | None:
         """Return the posted receive that matches a message.
 
-        If none does, but a receive waits for a later message of this source, return a new work with
-        a buffer for the unexpected message. Else return None.
+        If no receive matches, but one waits for a later message of this source, return a new work
+        with a buffer for the unexpected message. If no receive waits for this source, return None.
         """
         end = 0.0
         for work in self._posted:
@@ -203,7 +203,7 @@ class P2PQueues:
                     self._posted.remove(work)
                     work.peer = source
                     return work
-                end = work.end  # this receive waits for a later message; use its timeout for both
+                end = work.end  # this receive waits for a later message; both get its timeout
         if not end:
             return None
         buffer = torch.empty(cell.total, dtype=torch.uint8)
@@ -213,10 +213,10 @@ class P2PQueues:
 
 
 class SendQueue:
-    """The messages that this rank sends, in order for each receiver; only one thread may use it.
+    """The messages that this rank sends, in order for each receiver. One thread at a time uses it.
 
-    Receivers read messages of at least ``least_nbytes`` from the memory of this process, except
-    very long ones if there is a core for each rank.
+    Receivers read messages of at least ``least_nbytes`` from the memory of this process. But very
+    long messages go through the ring if there is a core for each rank.
     """
 
     def __init__(self, rings: Rings, least_nbytes: int) -> None:
@@ -228,7 +228,7 @@ class SendQueue:
         self._published: dict[int, deque[tuple[int, P2PWork]]] = {}
 
     def add(self, work: P2PWork, peer: int) -> None:
-        """Queue a message after the others to the same rank."""
+        """Queue a message after all earlier messages to the same rank."""
         self._queued.setdefault(peer, deque()).append(work)
 
     def idle(self) -> bool:
@@ -281,7 +281,7 @@ class SendQueue:
         return moved
 
     def _finish_read(self, peer: int) -> bool:
-        """Finish the messages that a rank has read by address; return whether there are any."""
+        """Finish the messages that a rank has read by address. Return whether there were any."""
         ring, items, moved = self._rings[peer], self._published[peer], False
         while items and ring is not None and ring.is_released(items[0][0]):
             items.popleft()[1].finish()

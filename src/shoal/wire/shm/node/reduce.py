@@ -1,4 +1,4 @@
-"""What an all_reduce copies and combines, prepared once for each tensor.
+"""Prepare, once for each tensor, what an all_reduce copies and combines.
 
 Training reduces the same tensors again and again. To compute the addresses and create the views in
 Python takes longer than to copy a megabyte. So the rounds of a message are prepared once, and kept
@@ -6,23 +6,24 @@ by the address of the tensor.
 
 A message is reduced in one of two ways:
 
-*One phase*, for short messages and for two ranks: every rank combines all elements, and a round has
-one barrier. *Two phases*, for all others: each rank combines 1/n of a round, which is less work but
-needs one more barrier. With the pieces a, b, c of three ranks, the slots contain::
+*One phase* is used for short messages and for two ranks. Every rank combines all elements, and a
+round has one barrier. *Two phases* are used in all other cases. Each rank combines 1/n of a round,
+which is less work but needs one more barrier. With the pieces a, b, c of three ranks, the slots
+contain::
 
     rank    phase 1: written         phase 2: combined
     0       |  -  | x0b | x0c |      | sum a |  x0b  |  x0c  |
     1       | x1a |  -  | x1c |      |  x1a  | sum b |  x1c  |
     2       | x2a | x2b |  -  |      |  x2a  |  x2b  | sum c |
 
-1. Each rank writes all pieces except its own into its slot; barrier. It combines its own piece from
-   all ranks into its slot, and copies the result to its tensor.
-2. It writes the pieces of the next round into its other slot; barrier. It copies the results of the
-   other ranks from their slots.
+1. Each rank writes all pieces except its own into its slot. After the barrier it combines its own
+   piece from all ranks into its slot, and copies the result to its tensor.
+2. It writes the pieces of the next round into its other slot. After the barrier it copies the
+   results of the other ranks from their slots.
 
 Round k+2 is written into the slot of round k while other ranks may still copy results from there.
-This is safe: the result of a rank has the same position in every round of a message, and phase 1
-never writes to that position; all other pieces in the slot have already been combined.
+This is safe, because the result of a rank has the same position in every round of a message, and
+phase 1 never writes to that position. All other pieces in the slot have already been combined.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from torch import Tensor
 from shoal.wire.shm.memory.buffers import ALIGN, Slots, share_numel, share_range, tensor_at
 from shoal.wire.shm.memory.reduce_ops import Reduction
 
-_SHORT_NBYTES = 1 << 20  # of all ranks together; combining so few is faster than a barrier
+_SHORT_NBYTES = 1 << 20  # of all ranks together; combining so few bytes is faster than a barrier
 
 MemoryCopy = tuple[int, int, int]  # target address, source address, bytes
 
@@ -53,7 +54,7 @@ class PreparedRound(NamedTuple):
     """One rank's part in a round."""
 
     copies_in: tuple[MemoryCopy, ...]  # into this rank's slot, before the barrier
-    combine: Callable[[], None] | None  # called after the barrier; None: nothing to combine
+    combine: Callable[[], None] | None  # called after the barrier; None if nothing to combine
     copies_out: tuple[MemoryCopy, ...] = ()  # from other slots, after the barrier of phase 2
 
 
@@ -80,7 +81,7 @@ def _prepare(slots: Slots, flat: Tensor, op: Reduction) -> list[PreparedRound]:
     most = most // grain * grain
     share = share_numel(-(-numel // -(-numel // most)), size, width=width)
     cuts = slots.rounds(numel, share * size)
-    parts = (flat[start : start + count] for start, count in cuts)  # each begins the next turn
+    parts = (flat[start : start + count] for start, count in cuts)  # each part begins the next turn
     return [_two_phase_round(slots, part, op, share=share) for part in parts]
 
 
