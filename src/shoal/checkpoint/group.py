@@ -34,7 +34,10 @@ _ERROR_TYPES: dict[str, type[CheckpointError]] = {
 
 @dataclass(frozen=True)
 class CheckpointGroup:
-    """The ranks of ``group`` (None: this process); an exchange fails after ``timeout_seconds``."""
+    """The ranks of ``group``, or only this process if ``group`` is None.
+
+    An exchange that takes longer than ``timeout_seconds`` fails.
+    """
 
     group: ProcessGroup | None = None
     timeout_seconds: float = 600.0

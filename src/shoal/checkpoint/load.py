@@ -1,4 +1,4 @@
-"""Load a checkpoint, after verifying all its bytes; from a directory, the newest valid one."""
+"""Load a checkpoint, or the newest valid one of a directory, after verifying all its bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(
     group: ProcessGroup | None = None,
     into: Nested | None = None,
 ) -> Loaded:
-    """Load a checkpoint. All workers of ``group`` must call this; all load the same checkpoint.
+    """Load a checkpoint. All workers of ``group`` must call this, and all load the same checkpoint.
 
     Args:
         path: one checkpoint (``…/step-00000120``), or a directory of checkpoints, of which the
@@ -36,15 +36,15 @@ def load(
         rank, size: the rank of this worker, and the number of workers that load.
         group: the workers that load together; None for a single process.
         into: the state to fill, with the structure of ``shared``. Its tensors are overwritten in
-            place; only for a meta tensor, the result has a new tensor. A DTensor gets its shards,
-            also if it was sharded differently when saved.
+            place, except that the result has a new tensor for a meta tensor. A DTensor gets its
+            shards, also if it was sharded differently when saved.
 
     Raises:
         CheckpointMissing: there is no checkpoint.
         CheckpointCorrupt: the checkpoint is damaged, or the directory has no valid one and at least
-            one is damaged. The message names the file, and the tensor if it concerns one.
-        CheckpointMismatch: a tensor of ``into`` is absent, has another shape or dtype, or is tied
-            to another one only in ``into``.
+            one is damaged. The message names the file, and the tensor if its bytes are damaged.
+        CheckpointMismatch: a tensor of ``into`` is not in the checkpoint, has another shape or
+            dtype there, or is tied to another tensor in ``into`` but not in the checkpoint.
     """
     if not 0 <= rank < size:
         raise BadArgument(f"load(rank={rank}, size={size})", "rank must lie in [0, size)")
@@ -76,7 +76,7 @@ def _candidates(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _first_valid(paths: list[Path], workers: CheckpointGroup) -> tuple[Path, Manifest]:
-    """Return the first checkpoint that is valid on all ranks; log why those before it are not."""
+    """Return the first path that is valid on all ranks. Rank 0 logs why earlier ones are not."""
     failures: list[CheckpointError] = []
     for path in paths:
         try:

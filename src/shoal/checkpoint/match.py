@@ -1,4 +1,4 @@
-"""Check that a checkpoint fits a model; values are never cast to another dtype."""
+"""Check that a checkpoint fits a model. Values are never cast to another dtype."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def match(expected: Mapping[str, Tensor], loaded: Loaded, *, under: str = "model
     """Raise if the names, shapes or dtypes of a checkpoint differ from those of a model.
 
     Args:
-        expected: the model's tensors by name; meta tensors are allowed, values are not used.
+        expected: the model's tensors by name. They may be meta tensors, since values are not used.
         loaded: the result of :func:`load`.
         under: the key of ``loaded.shared`` that holds the model's state.
 

@@ -12,8 +12,8 @@ import torch
 def rng_state() -> dict[str, Any]:
     """Return the states of the global generators of Python, torch, NumPy and CUDA.
 
-    NumPy's is left out if it is not imported, and CUDA's if there is no CUDA device. The result
-    holds only values that :attr:`State.mine` can hold.
+    NumPy's state is left out if NumPy is not imported, and CUDA's if there is no CUDA device. The
+    result holds only values that :attr:`State.mine` can hold.
     """
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
@@ -36,7 +36,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Set the states that :func:`rng_state` returned; a generator without one is not changed."""
+    """Set the states that :func:`rng_state` returned. Generators without one are not changed."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     torch.set_rng_state(state["torch"].cpu())

@@ -32,8 +32,8 @@ def save(
     of steps done; saving a step again replaces its checkpoint atomically.
 
     Raises:
-        CheckpointError: on all workers, with the error of the lowest rank that failed.
-        BadArgument: instead of it, on a worker whose own argument is wrong.
+        CheckpointError: a worker failed. All workers raise the error of the lowest such rank.
+        BadArgument: a worker's own argument is wrong. This worker raises it instead.
     """
     from shoal.checkpoint.dcp.plan import nbytes_of, plan_writes
     from shoal.checkpoint.dcp.write import StateWriter
@@ -64,7 +64,7 @@ def save(
         if main:
             try:
                 commit.prune(pending, options.keep)
-            except OSError as error:  # only a warning: the new checkpoint is complete
+            except OSError as error:  # only a warning, because the new checkpoint is complete
                 _log.warning("could not delete old checkpoints in %s: %s", pending.root, error)
     return pending.path
 

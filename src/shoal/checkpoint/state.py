@@ -59,14 +59,14 @@ class Loaded:
     """A loaded checkpoint, as seen by one worker.
 
     Attributes:
-        shared: the shared state. Its tensors are those of ``into``; tensors that ``into`` does not
-            have, or has as meta tensors, are new and full, on the CPU.
+        shared: the shared state. Its tensors are those of ``into``. A tensor that ``into`` does not
+            have, or has as a meta tensor, is new, not sharded, and on the CPU.
         mine: this worker's own state, or None if the number of workers has changed.
         meta: the values that rank 0 saved.
         step: the ``step`` that was passed to ``save``.
         path: the directory of the checkpoint.
-        size: the number of workers that saved it.
-        parts: ``parts(rank)`` reads and returns the ``mine`` that this rank saved.
+        size: the number of workers that saved the checkpoint.
+        parts: ``parts(rank)`` reads and returns the ``mine`` that worker ``rank`` saved.
     """
 
     shared: Nested

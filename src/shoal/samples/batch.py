@@ -1,9 +1,9 @@
-"""Count the samples of a batch of any structure, move it to a device, split it.
+"""Count the samples of a batch of any structure, move the batch to a device, or split it.
 
 A batch is a tree of mappings, lists, tuples, named tuples and dataclasses. Its leaves are tensors
-or other objects of the user. Each tensor is a column, as ``default_collate`` makes it: its first
+or other objects of the user. Each tensor is a column, as ``default_collate`` makes it, so its first
 dimension counts samples. ``torch.utils._pytree`` is not used, because it treats subclasses, other
-mappings and dataclasses as leaves unless each is registered.
+mappings and dataclasses as leaves unless each type is registered.
 
 An object of another type can be
 
@@ -42,7 +42,7 @@ def count(batch: Any) -> int:
     8
     """
     first = batch[0] if type(batch) in (list, tuple) and batch else None
-    if isinstance(first, Tensor) and first.dim():  # fast path: most batches, every step
+    if isinstance(first, Tensor) and first.dim():  # fast path for most batches
         return first.size(0)
     samples = next(chain(_counts(batch), _list_lengths(batch)), None)
     if samples is None:
@@ -55,12 +55,12 @@ def count(batch: Any) -> int:
 
 
 def move(batch: Any, device: torch.device | str) -> Any:
-    """Return the batch on ``device``; leaves without a method ``to`` are not changed."""
+    """Return the batch on ``device``. Leaves without a method ``to`` are not changed."""
     target = device if isinstance(device, torch.device) else torch.device(device)
     if type(batch) in (list, tuple) and all(
         isinstance(node, Tensor) and node.device == target for node in batch
     ):
-        return batch  # fast path: most batches, every step
+        return batch  # fast path for tensors that are already on the device
     # A copy to the CPU must block: otherwise it could be read before it is complete.
     must_block = target.type == "cpu"
 
@@ -77,11 +77,12 @@ def move(batch: Any, device: torch.device | str) -> Any:
 
 
 def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
-    """Split a batch into at most ``parts`` micro-batches, in order; sizes differ by at most one.
+    """Split a batch into at most ``parts`` micro-batches, whose sizes differ by at most one.
 
-    No micro-batch is empty, with one exception: a batch without samples is the only micro-batch,
-    because its worker must still take part in the step. Numbers, strings and 0-dimensional tensors
-    are repeated in each micro-batch. ``rows`` is the number of samples; by default it is counted.
+    Samples stay in order. No micro-batch is empty, except that a batch without samples is returned
+    as the only micro-batch, because its worker must still take part in the step. Numbers, strings
+    and 0-dimensional tensors are repeated in each micro-batch. ``rows`` is the number of samples.
+    By default, :func:`count` computes this number.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise BadArgument(f"split(parts={parts!r})", "parts must be an int of at least 1")
@@ -95,8 +96,8 @@ def split(batch: Any, parts: int, *, rows: int | None = None) -> list[Any]:
 
 
 def cut(batch: Any, rows: int, span: SampleRange) -> Any:
-    """Return the samples ``span`` of a batch of ``rows``; UsageError if it cannot be split."""
-    # A batch that is a list holds columns; but a list of plain values is one column itself.
+    """Return samples ``span`` of a batch of ``rows``. Raise a UsageError if it cannot be split."""
+    # A list of leaves of which none can be counted is one column. Any other list holds columns.
     flat = isinstance(batch, (list, tuple)) and all(_open(child) is None for child in batch)
     column = flat and next(_counts(batch), None) is None
     piece = (_inner if column else _outer)(batch, rows, span)
@@ -110,9 +111,11 @@ def cut(batch: Any, rows: int, span: SampleRange) -> Any:
 
 
 def _inner(node: Any, rows: int, span: SampleRange) -> Any:
-    """Return the samples ``span`` of a part of a batch, in which a list can be a column."""
+    """Return samples ``span`` of a part of a batch. In such a part, a list may be one column."""
     plain = isinstance(node, (list, tuple)) and not hasattr(node, "_fields")
-    if plain and len(node) == rows and set(_counts(node)) != {rows}:  # else it is a list of columns
+    # A list of length ``rows`` is one column, unless it has leaves that can be counted and all of
+    # these have ``rows`` samples. In that case its children are columns, not samples.
+    if plain and len(node) == rows and set(_counts(node)) != {rows}:
         return node[span.start : span.stop]
     return _outer(node, rows, span)
 
@@ -181,7 +184,7 @@ def _counts(node: Any) -> Iterator[int]:
 
 
 def _list_lengths(node: Any) -> Iterator[int]:
-    """Yield the lengths of lists of leaves, such as a column of texts; skip lists of lists."""
+    """Yield the length of each list that holds only leaves, such as texts. Skip all other lists."""
     opened = _open(node)
     if opened is None:
         return
@@ -194,7 +197,7 @@ def _list_lengths(node: Any) -> Iterator[int]:
 
 
 def _declared_count(node: Any) -> int | None:
-    """Return ``num_samples``, ``num_graphs`` or, unless it is a plain container, ``len()``."""
+    """Return ``num_samples``, ``num_graphs`` or ``len()``, or None if none of these is a count."""
     if isinstance(node, (*_SCALARS, type)):
         return None
     for name in ("num_samples", "num_graphs"):
@@ -202,7 +205,7 @@ def _declared_count(node: Any) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     if isinstance(node, (Mapping, list, tuple)):
-        return None
+        return None  # the length of a container need not be its number of samples
     try:
         return len(node)
     except TypeError:
@@ -210,7 +213,7 @@ def _declared_count(node: Any) -> int | None:
 
 
 def _open(node: Any) -> tuple[list[Any], Rebuild] | None:
-    """Return the children of a container and a function that rebuilds it; None for a leaf."""
+    """Return the children of a container and a function that rebuilds it, or None for a leaf."""
     if isinstance(node, PackedSequence):
         return None
     if isinstance(node, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The loader: a cursor (position) in one global order of samples, equal for any number of workers.
+"""The loader keeps a cursor (position) in an order that is the same for any number of workers.
 
 ``batch_size`` is the size of the global batch. Each worker gets a contiguous part of it. The parts
 do not overlap, their sizes differ by at most one, and together they are the batch. The cursor
@@ -11,9 +11,9 @@ A loader is iterated once, through all epochs::
         ...
 
 If a loop ends early, the next loop continues with the batch after the last one yielded. After all
-epochs another loop raises an error, because it would silently train nothing: pass a larger
-``epochs``, or call ``reset()`` to begin at epoch 0 in the same order. There is one exception: the
-first loop after restoring the state of a finished loader yields nothing and raises nothing.
+epochs, another loop raises an error, because it would silently train nothing. To train more, pass a
+larger ``epochs``, or call ``reset()`` to begin at epoch 0 in the same order. As an exception,
+the first loop after restoring the state of a finished loader yields nothing and raises nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MUST_AGREE = ("seed", "length", "shuffle")
 
 
 def make(dataset: Any, batch_size: int, *, share: DataShard = ALONE, **options: Any) -> Loader:
-    """Return a loader; ``options`` are fields of `LoaderOptions`.
+    """Return a loader. ``options`` are fields of `LoaderOptions`.
 
     >>> [batch.tolist() for batch in make(range(5), 2, shuffle=False)]
     [[0, 1], [2, 3], [4]]
@@ -44,11 +44,11 @@ class Loader:
     """Yields this worker's part of each global batch, and keeps the cursor.
 
     Attributes:
-        mine: number of samples in the part yielded last; if 0, the step must give it no weight.
-        total: number of samples in the global batch of that part.
-        last: the object yielded last; None before the first.
-        ids: dataset indices (map-style) or stream positions of the samples in that part.
-        epoch: the epoch in which the cursor is; after the end, the number of epochs.
+        mine: number of samples in the part yielded last. With 0, the step must give it weight zero.
+        total: number of samples in the global batch to which that part belongs.
+        last: the batch yielded last, or None before the first one.
+        ids: dataset indices (map-style) or stream positions of the samples yielded last.
+        epoch: the epoch in which the cursor is, or the number of epochs if all have been read.
     """
 
     mine: int
@@ -57,7 +57,7 @@ class Loader:
     ids: Sequence[int]
     epoch: int
     _position: int  # number of global samples yielded in this epoch; prefetched ones do not count
-    _moved: bool  # the cursor was set, so a running loop must read from there on
+    _moved: bool  # whether the cursor was set, so that a running loop must continue from there
     _ended: bool
 
     def __init__(
@@ -87,7 +87,7 @@ class Loader:
         self._set_cursor(0, 0)
 
     def __len__(self) -> int:
-        """Return the number of global batches in all epochs; it does not depend on the cursor."""
+        """Return the number of global batches in all epochs, whatever the cursor is."""
         if self._source.length == UNKNOWN:
             # Not a UsageError: list(loader) calls len() as a hint, and ignores only a TypeError.
             raise TypeError("a loader over a stream of unknown length has no len()")
@@ -107,7 +107,7 @@ class Loader:
         while self.epoch < self.options.epochs:
             self._moved = False
             for local in self._source.batches(self.epoch, self._position):
-                # before the yield, so that a state saved in the loop's body includes this batch
+                # Move on before the yield, so that a state saved in the loop includes this batch.
                 self._position += local.total
                 self.mine, self.total = len(local.ids), local.total
                 self.last, self.ids = local.batch, local.ids
@@ -124,7 +124,7 @@ class Loader:
         self._ended = True
 
     def finish_epoch(self) -> bool:
-        """If the epoch has no further batch, go to the next epoch; return whether it did."""
+        """Go to the next epoch if this one has no batch left. Return whether the epoch changed."""
         if self._source.length == UNKNOWN:
             raise UsageError(
                 "cannot tell where an epoch of a stream of unknown length ends; loop over the"
@@ -138,7 +138,7 @@ class Loader:
         return True
 
     def state_dict(self) -> dict[str, int]:
-        """Return the cursor, in global samples; the batch yielded last counts as consumed."""
+        """Return the cursor, in global samples. The batch yielded last counts as consumed."""
         return {
             "epoch": self.epoch,
             "position": self._position,
@@ -148,12 +148,12 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Set the cursor to a saved one; number of workers and batch size may have changed."""
+        """Set the cursor to a saved one. Number of workers and batch size may have changed."""
         self.check(state)
         self._set_cursor(state["epoch"], state["position"])
 
     def check(self, state: Mapping[str, int]) -> None:
-        """Raise a CheckpointMismatch if ``state`` is invalid, or of other data or another order."""
+        """Raise a CheckpointMismatch if ``state`` is invalid, or if its data or order differ."""
         own = self.state_dict()
         missing = [name for name in own if not isinstance(state.get(name), int)]
         if missing:
@@ -177,7 +177,7 @@ class Loader:
         self._moved, self._ended = True, False
 
     def _check_length(self) -> None:
-        """Warn if a batch is larger than the dataset; raise if drop_last would drop it."""
+        """Warn if batch_size exceeds the dataset. Raise if drop_last would drop all samples."""
         length = self._source.length
         if length == UNKNOWN or self.batch_size <= length:
             return

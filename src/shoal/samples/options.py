@@ -17,17 +17,17 @@ class LoaderOptions:
 
     Attributes:
         epochs: number of passes over the dataset.
-        seed: seed of the order of samples, together with the epoch; must be equal on all workers.
+        seed: seed of the order of samples of each epoch. It must be equal on all workers.
         shuffle: whether each epoch has a new random order. A stream always keeps its own order.
-        drop_last: whether to leave out the last global batch of an epoch if it is smaller.
-        collate: function that makes a batch from a list of samples; default ``default_collate``.
-        processes: number of DataLoader processes; 0 reads in this process. A stream allows 0 or 1.
+        drop_last: whether to leave out the last global batch of an epoch if it is not full.
+        collate: function that makes a batch from a list of samples. None means ``default_collate``.
+        processes: number of DataLoader processes. With 0, this process reads. Streams allow 0 or 1.
         prefetch: number of batches that each of these processes reads ahead.
-        pin_memory: whether to page-lock batches; ignored on a machine without an accelerator.
-        augments: whether reading a sample uses random numbers (crops, flips). If so, torch,
+        pin_memory: whether to page-lock batches. This has no effect without an accelerator.
+        augments: whether reading a sample uses random numbers (crops, flips). If True, torch,
             ``random`` and numpy are seeded by (seed, epoch, sample) before each sample. Then a
             sample is the same on any number of workers and after a restart. This takes about 10
-            microseconds per sample. A stream ignores it: it is always seeded by (seed, epoch).
+            microseconds per sample. A stream ignores this and is always seeded by (seed, epoch).
     """
 
     epochs: int = 1

@@ -2,8 +2,8 @@
 
 The order of an epoch depends on the seed, the epoch and the length of the dataset, never on the
 number of workers. Position p of that order is sample ``order(...)[p]``. A global batch is a range
-of positions; a worker's part is a contiguous range within it. So any number of workers together
-read the same global batches.
+of positions, and a worker's part is a contiguous range within that batch. So any number of
+workers together read the same global batches.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from shoal.errors import BadArgument
 class DataShard:
     """The index of this worker among ``count`` data-parallel workers.
 
-    If ``stands_in``, an empty part is replaced by one sample, to which the step gives weight zero:
-    this rank holds a part of the model, so it must run forward and backward when the others do.
+    ``stands_in`` is True for a rank that holds a part of the model, so that it must run forward and
+    backward when the others do. If its part of a batch is empty, one sample is used instead,
+    to which the step gives weight zero.
     """
 
     index: int
@@ -87,7 +88,7 @@ def part(span: SampleRange, share: DataShard) -> SampleRange:
 def batches(
     span: SampleRange, batch_size: int, *, drop_last: bool = False
 ) -> Iterator[SampleRange]:
-    """Yield the range of each global batch; ``drop_last`` leaves out a smaller last one.
+    """Yield the range of each global batch; ``drop_last`` leaves out a last batch that is not full.
 
     >>> [tuple(batch) for batch in batches(SampleRange(2, 7), 3)]
     [(2, 5), (5, 7)]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class GeneratorStates(NamedTuple):
-    """States of torch's CPU generator, of ``random`` and of numpy (None if not imported)."""
+    """States of torch's CPU generator, of ``random``, and of numpy (None if not imported)."""
 
     torch: Tensor
     python: tuple[Any, ...]
@@ -40,7 +40,7 @@ def set_states(states: GeneratorStates) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed torch's CPU generator, ``random`` and numpy; generators of devices are not changed."""
+    """Seed torch's CPU generator, ``random`` and numpy (if imported), but no device's generator."""
     torch.default_generator.manual_seed(number)
     random.seed(number)
     numpy = sys.modules.get("numpy")
@@ -50,7 +50,7 @@ def seed(number: int) -> None:
 
 @contextmanager
 def fork_rng() -> Iterator[None]:
-    """Restore the three states at the end, as ``torch.random.fork_rng`` does for torch's only."""
+    """Restore all three states after the block; ``torch.random.fork_rng`` restores only torch's."""
     states = get_states()
     try:
         yield

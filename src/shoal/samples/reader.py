@@ -1,8 +1,8 @@
 """Read and collate samples inside torch's DataLoader, in this process or its worker processes.
 
-`IndexedSamples` reads a map-style dataset, `SampleReader` a stream; `NamedCollate` makes batches.
-Their errors name the sample that could not be read, or that does not fit the others, if there is a
-single one.
+`IndexedSamples` reads a map-style dataset, `SampleReader` reads a stream, and `NamedCollate` makes
+batches. If a single sample cannot be read, or does not fit the others, their errors name that
+sample.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class SampleList(list[Any]):
 
 
 class IndexedSamples(Dataset[Any]):
-    """A map-style dataset; with a seed, the generators are seeded before each sample is read."""
+    """A map-style dataset. If there is a seed, the generators are seeded before each sample."""
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
         self._dataset, self._seed = dataset, seed
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the samples; without a seed, use the dataset's ``__getitems__`` if it has one."""
+        """Return the samples. Without a seed, use the dataset's ``__getitems__`` if it exists."""
         return SampleList(self._read(indices), indices)
 
     def _read(self, indices: list[int]) -> list[Any]:
@@ -63,7 +63,7 @@ class IndexedSamples(Dataset[Any]):
         try:
             return list(read_many(indices))
         except Exception as error:
-            self._one_by_one(indices)  # if a single sample fails, this error names it
+            self._one_by_one(indices)  # if a single sample fails, this raises and names it
             raise UsageError(f"__getitems__({indices}) raised {error!r}") from error
 
     def _one_by_one(self, indices: list[int]) -> list[Any]:
@@ -84,9 +84,9 @@ class IndexedSamples(Dataset[Any]):
 class SampleReader(IterableDataset[Any]):
     """Yields this worker's part of each global batch of one epoch of a stream, from a position on.
 
-    Every worker reads the whole stream. While the stream is read, the generators are seeded by
-    (seed, epoch), so that it is the same on every worker and after a restart. The generators of the
-    model are not changed.
+    Every worker reads the whole stream. The stream has random generators of its own, seeded by
+    (seed, epoch), so that its samples are the same on every worker and after a restart. The
+    generators of the model are not changed.
     """
 
     def __init__(self, stream: Iterable[Any], plan: BatchSlice, *, epoch: int, start: int) -> None:
@@ -95,7 +95,7 @@ class SampleReader(IterableDataset[Any]):
         self._states: randomness.GeneratorStates | None = None
 
     def __iter__(self) -> Iterator[tuple[list[Any], int]]:
-        """Yield (this worker's samples, or one sample if it has none; size of the global batch)."""
+        """Yield (samples, size of the global batch). If this worker has none, take one."""
         size, drops = self._plan.batch_size, self._plan.options.drop_last
         with self._own_generators():
             samples = iter(self._stream)
@@ -132,7 +132,7 @@ class SampleReader(IterableDataset[Any]):
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:
-        """Use the random generators of the stream inside the block; then restore the model's."""
+        """Use the stream's random generators inside the block, and restore the model's after it."""
         with randomness.fork_rng():
             if self._states is None:
                 randomness.seed(mix(self._plan.options.seed, self._epoch))
@@ -144,7 +144,7 @@ class SampleReader(IterableDataset[Any]):
 
 @dataclass(frozen=True)
 class NamedCollate:
-    """A collate function whose errors name a sample that differs, or some if all are alike."""
+    """A collate function whose errors name the first sample whose layout differs, if one does."""
 
     collate: Collate
 
@@ -201,8 +201,8 @@ def data_loader(
 ) -> Any:
     """Return a DataLoader whose processes are seeded by the loader's seed and ``key``.
 
-    ``sampling`` are further arguments of DataLoader. It gets a generator of its own, because by
-    default it would use the one that dropout uses.
+    ``sampling`` are further arguments of DataLoader. The DataLoader gets its own generator,
+    because by default it would use the global generator, which dropout uses.
     """
     options = plan.options
     collate: Any = NamedCollate(options.collate or default_collate)
@@ -220,7 +220,7 @@ def data_loader(
 
 
 def empty_batch(batch: Any) -> Any:
-    """Return a batch of one sample cut to no samples; the same batch if it cannot be cut."""
+    """Return a batch of one sample, cut to no samples, or unchanged if it cannot be cut."""
     with suppress(UsageError):
         return cut(batch, 1, SampleRange(0, 0))
     return batch

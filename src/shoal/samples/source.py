@@ -5,7 +5,7 @@ worker reads all samples and keeps its part. Both sources yield a `LocalBatch`, 
 them alike.
 
 A worker whose part of a small last batch is empty still gets a batch, because it must take part in
-the step. One sample is read, collated, and cut to no rows. It stays whole if it cannot be cut, or
+the step. One sample is read, collated, and cut to no rows. The sample stays if it cannot be cut, or
 if the share ``stands_in``. ``LocalBatch.ids`` is empty in all these cases, and the step must give
 the batch weight zero.
 """
@@ -69,7 +69,7 @@ class IndexedSource:
         plan, options = self._plan, self._plan.options
         seed = options.seed
         epoch_order = order(self.length, seed=seed, epoch=epoch, shuffle=options.shuffle)
-        sampler = (  # this worker's indices of each batch; one index if its part is empty
+        sampler = (  # this worker's indices of each batch, or one index if its part is empty
             _ids(epoch_order, part(span, plan.share))
             or _ids(epoch_order, SampleRange(span.start, span.start + 1))
             for span in self._spans(start)
@@ -134,12 +134,12 @@ def _ids(epoch_order: Tensor | range, span: SampleRange) -> list[int]:
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:
-    """Call ``set_epoch`` if the dataset has it, as datasets of Hugging Face do, to shuffle."""
+    """Call ``set_epoch`` if the dataset has it. Datasets of Hugging Face use it to shuffle."""
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
 
 
 def _part_of(batch: Any, ids: Sequence[int], plan: BatchSlice) -> Any:
-    """Return the batch; if ``ids`` is empty, cut to no samples unless the share ``stands_in``."""
+    """Return the batch, cut to no samples if ``ids`` is empty and ``stands_in`` is False."""
     return batch if ids or plan.share.stands_in else empty_batch(batch)

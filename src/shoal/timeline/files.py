@@ -1,8 +1,8 @@
 """Write the timeline of each worker to a file, atomically, and read all of them back.
 
-If there is at least one file, missing or incomplete files are no error: the timeline of a failed
-run is useful, too.
-``meta`` of the merged timeline names the workers of such files.
+If there is at least one file, missing or incomplete files are no error, because the timeline of a
+failed run is useful, too. The ``meta`` of the merged timeline names the workers whose files are
+missing or incomplete.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def write_spans(timeline: Timeline, directory: str | Path, *, worker: int) -> Pa
 def collect(directory: str | Path) -> Timeline:
     """Return one timeline, merged from the files of all workers in ``directory``.
 
-    ``meta["torn"]`` names the workers whose file is incomplete, ``meta["missing"]`` those without a
-    file. Missing files are noticed only if ``meta["workers"]`` has the number of workers.
+    ``meta["torn"]`` names the workers whose file is incomplete, and ``meta["missing"]`` names those
+    without a file. Missing files are noticed only if ``meta["workers"]`` is the number of workers.
     """
     paths = {
         int(match[1]): path

@@ -27,7 +27,7 @@ def length(disjoint: Iterable[Interval]) -> float:
 
 
 def intersect(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
-    """Return the time covered by both; each must be sorted and disjoint, as from :func:`union`."""
+    """Return the time that both ``a`` and ``b`` cover; both must be results of :func:`union`."""
     shared: list[Interval] = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -42,7 +42,7 @@ def intersect(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
 
 
 def pack(intervals: Sequence[Interval]) -> list[int]:
-    """Return a row number for each of ``intervals``; those of one row do not overlap.
+    """Return a row number for each of ``intervals``. Intervals of one row do not overlap.
 
     Intervals must be sorted by start. Each gets the lowest free row, so the number of rows is
     minimal.

@@ -26,14 +26,14 @@ from shoal.timeline.table import CAPTION, HEADINGS, cells, milliseconds
 from shoal.timeline.timeline import Timeline
 
 FIRST = ("model", "workers", "samples_per_second")
-NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # no facts
+NOT_FACTS = ("strategy", "title", "origin_ns", "dropped", "torn", "missing")  # not shown as facts
 _FIELD = re.compile(r"\{\{(\w+)\}\}")
 _SHARE, _SMALL = re.compile(r"\s+(\d+%)$"), r" <small>\1</small>"  # percentages are printed small
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def page(timeline: Timeline, *, limit: int = 100_000) -> str:
-    """Return the page as HTML text; of more than ``limit`` spans, only the last steps are drawn."""
+    """Return the page as HTML. If there are over ``limit`` spans, only the last steps are drawn."""
     template = files("shoal.timeline").joinpath("page.html").read_text("utf-8")
     script = _SCRIPT.search(template)
     digest = hashlib.sha256((script[1] if script else "").encode()).digest()
@@ -50,7 +50,7 @@ def page(timeline: Timeline, *, limit: int = 100_000) -> str:
         "caption": html.escape(CAPTION),
         "data": json_in_html(_data(drawn)),
     }
-    # all fields in one pass, so that a {{...}} inside an inserted text is not replaced
+    # Replace all fields in one pass, so that a {{...}} inside an inserted text is not replaced.
     return _FIELD.sub(lambda match: fields[match[1]], template)
 
 
@@ -112,7 +112,7 @@ def _warnings(timeline: Timeline, drawn: Timeline) -> Iterator[str]:
 
 
 def _bar(row: Row) -> str:
-    """Return a row's parts as one HTML bar; a strip in compute shows the overlapped exchange."""
+    """Return a row's parts as one HTML bar. A strip in compute shows the overlapped exchange."""
     name = "all workers" if row.worker is None else f"worker {row.worker}"
     overlap = row.overlapped / row.compute if row.compute else 0.0
     segments = []
@@ -154,7 +154,7 @@ def _table(summary: Summary) -> Iterator[str]:
 
 
 def _data(timeline: Timeline) -> dict[str, Any]:
-    """Return the script's input: flat lists of numbers, times in µs from the first span."""
+    """Return the script's input as flat lists of numbers. Times are in µs from the first span."""
     zero = min((span.start for span in timeline.spans), default=0.0)
     names: dict[str, int] = {}
     tracks = []

@@ -28,7 +28,7 @@ _TRACKS = ("step", *LANES)
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the trace as a JSON object: complete events ("X") in microseconds, and track names."""
+    """Return the trace as a JSON object with complete events ("X"), in µs, and track names."""
     zero = min((span.start for span in timeline.spans), default=0.0)
     events = []
     for worker in timeline.workers:
@@ -43,7 +43,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:
-    """Write the trace to ``path``; open it at https://ui.perfetto.dev."""
+    """Write the trace to ``path``. It can be opened at https://ui.perfetto.dev."""
     replace_text(path, json.dumps(trace(timeline)))
 
 

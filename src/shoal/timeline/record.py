@@ -1,11 +1,11 @@
-"""Record spans during a run; each takes about a microsecond.
+"""Record spans during a run. Recording one span takes about a microsecond.
 
 ``add`` appends one tuple to a bounded deque. This is atomic, so the communication thread and the
 main thread can both add without a lock. Checks, rounding and sorting are done after the run.
 
-``add`` takes times of ``time.perf_counter()``; a timeline counts from when the recorder was made.
-``origin_ns`` is the Unix time of that moment; it aligns the clocks of workers on one host. A worker
-on another host corrects it by an ``offset``.
+``add`` takes times of ``time.perf_counter()``. In a timeline, time 0 is when the recorder was made.
+``origin_ns`` is the Unix time of that moment, and aligns the clocks of workers on one host. A
+worker on another host corrects ``origin_ns`` by an ``offset``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _Raw = tuple[int, str, str, float, float, int, int]  # serial number, then the a
 
 
 class Recorder:
-    """Records the spans of one worker; beyond ``capacity`` the oldest are dropped.
+    """Records the spans of one worker. If there are over ``capacity``, the oldest are dropped.
 
     Args:
         worker: the rank of the worker.
-        capacity: number of spans to keep; 200,000 take about 40 MB, and last for some thousand
-            steps.
+        capacity: number of spans to keep. 200,000 spans take about 40 MB, and last for some
+            thousand steps.
         offset: seconds to add to this host's clock to get the clock of the reference host.
     """
 
@@ -109,7 +109,7 @@ class NullRecorder(Recorder):
 
 
 class OpenSpan:
-    """A context manager that records its block as a span; ``nbytes`` may be set inside."""
+    """A context manager that records its block as a span. The block may set ``nbytes``."""
 
     __slots__ = ("_label", "_recorder", "_start", "nbytes", "step")
 
@@ -144,7 +144,7 @@ class NullSpan(OpenSpan):
 def _clocks(tries: int = 5) -> tuple[int, float]:
     """Return the same moment as Unix nanoseconds and as ``perf_counter`` seconds.
 
-    The two clocks are read one after the other; the try with the shortest delay is used.
+    The clocks are read one after the other, ``tries`` times. The try with the least delay is used.
     """
     readings = []
     for _ in range(tries):

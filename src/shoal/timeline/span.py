@@ -15,15 +15,15 @@ WAIT: Final = "wait"
 DATA: Final = "data"
 LANES: Final[tuple[Lane, ...]] = (COMPUTE, EXCHANGE, WAIT, DATA)
 
-NO_STEP: Final = -1  # spans of set-up, evaluation, checkpoints: drawn, but not in the summary
+NO_STEP: Final = -1  # the step of set-up, evaluation and checkpoints, which a summary ignores
 
 
 class Span(NamedTuple):
     """One activity of a worker, which begins at ``start`` (seconds) and takes ``seconds``.
 
-    Lanes: ``compute``; ``exchange``, a message is being sent, whether or not a thread waits for it;
-    ``wait``, the main thread is blocked; ``data``, the next batch is being read. ``nbytes`` is the
-    number of bytes sent.
+    In the lane ``compute``, the worker computes. In ``exchange``, a message is being sent, whether
+    or not a thread waits for it. In ``wait``, the main thread is blocked. In ``data``, the next
+    batch is being read. ``nbytes`` is the number of bytes sent.
     """
 
     worker: int

@@ -1,11 +1,11 @@
 """Summarise how each worker spends the time of its steps.
 
-The window of a step is from the start of its first span to the end of its last. A worker's wall
-time is the length of the *union* of these windows: time between two steps is not counted, and time
-in which two steps overlap (a forward starts before the exchange of the step before it ends) is
-counted once. Spans of a lane may overlap as well; such time is also counted once.
+The window of a step is from the start of its first span to the end of its last span. A worker's
+wall time is the length of the *union* of these windows. Time between two steps is not counted. Two
+steps overlap if a forward starts before the exchange of the previous step has ended. Such time is
+counted once. Spans of a lane may overlap, too, and this time is also counted once.
 
-Exchange during compute is *overlapped* and costs no time. The rest is *exposed* communication.
+Exchange during compute is *overlapped* and costs no time. All other exchange is *exposed*.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shoal.timeline.intervals import Interval, intersect, length, union
 from shoal.timeline.span import COMPUTE, DATA, EXCHANGE, LANES, WAIT, Span
 
 PARTS = (COMPUTE, DATA, EXCHANGE, WAIT, "idle")
-"""The parts of the wall time; a moment with spans of several lanes counts for the first of them."""
+"""The parts of the wall time. Time that several lanes cover counts for the first in this order."""
 
 
 class Row(NamedTuple):
-    """Sums over all steps of one worker, or of all (``worker`` is None); times are in seconds."""
+    """Sums over all steps of one worker, or of all if ``worker`` is None. Times are in seconds."""
 
     worker: int | None
     steps: int
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     exchange: float
     overlapped: float  # exchange while this worker computes
     nbytes: int  # bytes sent
-    parts: tuple[float, ...]  # seconds of each of PARTS; their sum is wall
+    parts: tuple[float, ...]  # seconds of each of PARTS, which add up to wall
 
     @property
     def exposed(self) -> float:
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """One row for each worker, and their sum."""
+    """One row for each worker, and the sum of these rows."""
 
     rows: tuple[Row, ...]
     total: Row
@@ -107,7 +107,7 @@ def _row(worker: int, spans: Sequence[Span]) -> Row:
 
 
 def _parts(wall: float, layers: Iterable[list[Interval]]) -> tuple[float, ...]:
-    """Return the seconds that each layer adds to those before it, then the rest of ``wall``."""
+    """Return the seconds that each layer adds to the earlier layers, then the rest of ``wall``."""
     covered: list[Interval] = []
     parts: list[float] = []
     for layer in layers:

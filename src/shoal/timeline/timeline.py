@@ -55,9 +55,9 @@ class Timeline:
         return Timeline((s for s in self.spans if first <= s.step < stop), self.meta)
 
     def merge(self, *others: Timeline) -> Timeline:
-        """Return one timeline with the spans of all; ``origin_ns``, if present, aligns the clocks.
+        """Return one timeline with all spans. ``origin_ns``, if present, aligns the clocks.
 
-        Facts that are mappings (by worker) are merged; of others the first value is used.
+        Facts that are mappings (by worker) are merged. Of any other fact, the first value is used.
         """
         timelines = (self, *others)
         origins = [t.meta["origin_ns"] for t in timelines if "origin_ns" in t.meta]
@@ -110,7 +110,7 @@ def read_lines(text: str) -> tuple[Timeline, str]:
 
 
 def as_json_value(value: Any) -> Any:
-    """Return ``value`` as JSON values; what JSON cannot hold becomes text."""
+    """Return ``value`` as JSON values. A value that JSON cannot hold becomes text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

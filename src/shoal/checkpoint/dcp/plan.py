@@ -30,7 +30,7 @@ Description = dict[str, Any]
 
 
 def check_savable(tensors: Mapping[str, Tensor], *, allow_sharded: bool) -> None:
-    """Raise a BadArgument for a tensor that cannot be saved; DTensors need ``allow_sharded``."""
+    """Raise a BadArgument for a tensor that cannot be saved. A DTensor needs ``allow_sharded``."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             if not allow_sharded:
@@ -44,7 +44,7 @@ def check_savable(tensors: Mapping[str, Tensor], *, allow_sharded: bool) -> None
 def find_tied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, str], list[str]]:
     """Return {name: earlier name with the same memory}, and the names of tensors without memory.
 
-    An empty shard has no memory to compare, so this rank cannot say whether it is tied.
+    An empty shard or a meta tensor has no memory to compare, so it may or may not be tied.
     """
     first: dict[tuple[Any, ...], str] = {}
     alias: dict[str, str] = {}
@@ -66,7 +66,7 @@ def describe(
     """Return the description of this rank's tensors.
 
     ``shared`` is the JSON tree that must be equal on all ranks. Tied names are searched in each
-    dict of ``tensors`` (shared, mine) separately: a replica in mine may share memory with the model
+    dict of ``tensors`` (shared, mine) separately. A replica in mine may share memory with the model
     of this rank, but the saved model may be written by another rank and differ from the replica.
     """
     ties = [find_tied(group) for group in tensors]
@@ -129,7 +129,7 @@ def _check_shared_equal(descriptions: list[Description]) -> None:
         for name in dict.fromkeys([*first, *other]):
             a, b = first.get(name, "absent"), other.get(name, "absent")
             on_both = name in first and name in other
-            # absent is allowed if the trees are equal: some ranks are not in a DTensor's mesh
+            # If the trees are equal, a DTensor may be absent on a rank outside of its mesh.
             if a != b and (on_both or description["tree"] != tree):
                 why = f"{name} is {a} on rank 0, but {b} on rank {rank}"
                 raise CheckpointError(f"shared state differs: {why}")

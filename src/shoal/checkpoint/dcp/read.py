@@ -32,10 +32,11 @@ from shoal.errors import CheckpointMismatch
 
 
 def check_into(into: Nested, manifest: Manifest, checkpoint_text: str) -> None:
-    """Raise if the checkpoint cannot be loaded into ``into``; changes nothing.
+    """Raise if the checkpoint cannot be loaded into ``into``. Nothing is changed.
 
     Raises:
-        CheckpointMismatch: a tensor is absent, differs, or is tied only in ``into``; it is named.
+        CheckpointMismatch: a tensor of ``into`` is not in the checkpoint, has another shape or
+            dtype there, or is not tied there as in ``into``. The message names the tensor.
     """
     _, targets = flatten(into, "shared")
     for name, target in targets.items():
@@ -70,7 +71,7 @@ def fill(path: Path, manifest: Manifest, tree: Any, into: Nested | None) -> Any:
         elif saved_name not in targets:
             targets[saved_name] = _empty(manifest.tensors[saved_name])
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    # DCP must find tied names, too: ``into`` may have a separate tensor for each
+    # DCP must find tied names, too, because ``into`` may have a separate tensor for each name.
     all_names = (*manifest.tensors, *manifest.alias)
     metadata = Metadata({name: _metadata(manifest.entry(name)) for name in all_names})
     planner.set_up_planner(targets, metadata, is_coordinator=True)
@@ -82,7 +83,7 @@ def fill(path: Path, manifest: Manifest, tree: Any, into: Nested | None) -> Any:
 
 def _empty(entry: TensorEntry) -> Tensor:
     chunk, dtype = entry.chunks[0], DTYPES[entry.dtype]
-    if chunk.sizes == entry.shape:  # one chunk: restore the strides, such as channels_last
+    if chunk.sizes == entry.shape:  # it is one chunk, so restore its strides (channels_last)
         return torch.empty_strided(entry.shape, chunk.stride, dtype=dtype)
     return torch.empty(entry.shape, dtype=dtype)
 

@@ -79,7 +79,7 @@ class StateWriter:
         return chunks
 
     def manifest(self, step: int, parts: list[dict[str, Any]], alias: dict[str, str]) -> Manifest:
-        """Return the manifest; ``parts`` is what :meth:`write` returned on each rank."""
+        """Return the manifest. ``parts`` has the result of :meth:`write` of each rank."""
         types: dict[str, Any] = {}
         chunks: dict[str, list[Chunk]] = {}
         files: dict[str, int] = {}

@@ -36,7 +36,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True)
 class PendingSave:
-    """The paths of a save that is not yet committed; its token makes them unique."""
+    """The paths of a save that is not yet committed. The random token makes them unique."""
 
     root: Path
     step: int
@@ -173,7 +173,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Hold the lock of ``root``; raise if another run holds it. Without file locks, do nothing."""
+    """Hold the lock of ``root``, unless the filesystem has none. Raise if another run holds it."""
     fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,8 +36,8 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     """Return ``path`` if it can name a directory of checkpoints.
 
     Raises:
-        CheckpointError: it is empty, has unprintable characters, or ``os.stat`` refuses it for
-            another reason than that it does not exist.
+        CheckpointError: ``path`` is empty or has unprintable characters, or ``os.stat`` raises an
+            OSError other than FileNotFoundError.
     """
     text = os.fspath(path)
     if not text or not text.isprintable():

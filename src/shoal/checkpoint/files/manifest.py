@@ -38,7 +38,7 @@ class Chunk:
     crc32: int
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    stride: tuple[int, ...]  # strides of the values in the file, as in torch; no gaps
+    stride: tuple[int, ...]  # strides of the values in the file, in elements, without gaps
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Manifest:
     written: str = ""  # time of the save, for people who read the file; Shoal does not use it
 
     def entry(self, name: str) -> TensorEntry:
-        """Return the entry of the tensor of this name, or of the one that it is tied to."""
+        """Return the entry of tensor ``name``, or of the tensor to which it is tied."""
         return self.tensors[self.alias.get(name, name)]
 
     def chunks(self) -> Iterable[tuple[str, Chunk]]:
@@ -143,7 +143,7 @@ def chunk_of(chunk: dict[str, Any]) -> Chunk:
 
 
 def _natural(value: Any) -> int:
-    # below 2**62, so that the sum of two still fits into the 64-bit sizes of torch and the kernel
+    # Values are below 2**62, so that the sum of two fits into 64-bit sizes of torch and kernel.
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"{str(value)[:40]!r} is not a size or an offset")
     return value
@@ -169,7 +169,7 @@ def check(manifest: Manifest) -> None:
     """Check what can be checked without the data files.
 
     Raises:
-        ValueError: the message names the error, and the tensor if it concerns one.
+        ValueError: the manifest is invalid. The message says why, and may name a tensor.
     """
     ranks = len(manifest.ranks)
     _require(manifest.size == ranks >= 1, f"size is {manifest.size}, but it has {ranks} ranks")

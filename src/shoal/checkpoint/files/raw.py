@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-SLICE_NBYTES = 8 << 20  # small, so that a slice is still in the CPU cache when written
+SLICE_NBYTES = 8 << 20  # so small that a slice is still in the CPU cache when it is written
 
 _DTYPE_NAMES = """
     bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64
@@ -49,7 +49,7 @@ def is_dense(sizes: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return the same values on the CPU without gaps; strides follow ``preserve_format``."""
+    """Return the same values on the CPU without gaps. Strides follow ``torch.preserve_format``."""
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
     if is_dense(values.shape, values.stride()):
         return values
@@ -57,7 +57,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """Return the memory of a dense tensor, in memory order."""
+    """Return the bytes of a dense tensor, in memory order, without a copy."""
     flat = tensor.as_strided((tensor.numel(),), (1,))
     return memoryview(cast(bytearray, flat.view(torch.uint8).numpy()))
 
@@ -92,7 +92,7 @@ def crc_of(fd: int, offset: int, nbytes: int) -> int:
 
 
 def read_all(fd: int, view: memoryview, offset: int, crc: int = 0) -> int:
-    """Fill ``view`` with a file's bytes from ``offset`` on; return their CRC-32 (begun as ``crc``).
+    """Fill ``view`` with a file's bytes from ``offset`` on; return ``crc`` updated with them.
 
     Raises:
         EOFError: the file ends earlier.
