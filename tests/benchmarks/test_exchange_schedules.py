@@ -197,6 +197,7 @@ def test_schedules_take_turns_on_loopback(monkeypatch: pytest.MonkeyPatch) -> No
     assert rows[-1].case == f"tiny, 1gbit: {ADAPTIVE}"
 
 
+@pytest.mark.slow
 @pytest.mark.gloo
 def test_the_rate_is_cut_in_mid_run_when_a_worker_asks_for_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -211,6 +212,7 @@ def test_the_rate_is_cut_in_mid_run_when_a_worker_asks_for_it(
     assert (after.value, after.passes) == (1e4, False)  # memory is as fast as before
 
 
+@pytest.mark.slow
 @pytest.mark.gloo
 def test_contenders_get_ready_before_the_links_are_slowed_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
