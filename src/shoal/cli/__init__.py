@@ -28,7 +28,7 @@ FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; a ShoalError is printed without a traceback."""
+    """Run one command and return its exit code. A ShoalError is printed without a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     ours, for_script = words[:cut], words[cut + 1 :]
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # typer always ends with SystemExit
         code = end.code if isinstance(end.code, int) else 1
         if argv is None and code in INTERRUPTED:
-            # All workers have ended and temporary files are removed: do not wait for torch's exit.
+            # All workers have ended and temporary files are removed, so skip torch's slow exit.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -1,7 +1,8 @@
 """``shoal bench SUITE``: run a benchmark suite, print its tables, and write its report.
 
-Exit codes: 0: all thresholds are met. 1: one is not met. 2: the command line is wrong. 3: none
-fails, but one is inconclusive. 130: Ctrl-C; the results until then are printed and written.
+The exit code is 0 if all thresholds are met, 1 if one fails, 2 if the command line is wrong, and 3
+if none fails but one is inconclusive. After Ctrl-C it is 130, and the results so far are printed
+and written.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:  # rich and the suites load when the command runs, not when it
     from shoal.bench.report import Report, Result
     from shoal.bench.suites import Progress, Suite
 
-_CASE_COLUMNS, _OTHER_COLUMNS = 24, 68  # least width of the case names; width of the rest
-_FILE_COLUMNS = 160  # if stdout is a file or pipe, which has no width
+_CASE_COLUMNS, _OTHER_COLUMNS = 24, 68  # least width of the case names, and width of the rest
+_FILE_COLUMNS = 160  # used if stdout is a file or pipe, which has no width
 _INTERRUPTED = 130
 
 
@@ -96,7 +97,7 @@ def writable(path: Path) -> Path:
 
 
 def with_options(suite: Suite, ranks: str, sizes: str) -> Suite:
-    """Return the suite with --ranks and --sizes applied; only the suite collectives has them."""
+    """Return the suite with --ranks and --sizes applied, which only the suite collectives has."""
     from shoal.bench.collectives import suite as collectives
 
     if suite is collectives.SUITE:
@@ -132,7 +133,7 @@ def draw(console: Console, suite: Suite, report: Report, target: Path) -> None:
 
 @contextmanager
 def live_progress(console: Console) -> Iterator[Progress]:
-    """Yield a function that shows progress: a bar on a terminal, else lines."""
+    """Yield a function that shows progress, as a bar on a terminal and as lines elsewhere."""
     if not console.is_terminal:
         yield line_progress(console)
         return
@@ -193,7 +194,7 @@ def show(console: Console, report: Report) -> None:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Return a text: how many thresholds pass, and which fail or are inconclusive."""
+    """Return a text that tells how many thresholds pass, and which fail or are inconclusive."""
     judged = [result for result in results if result.threshold]
     lines = [f"{sum(r.passes is True for r in judged)} of {len(judged)} thresholds pass"]
     failed = [("fail", r) for r in judged if r.passes is False]
@@ -203,12 +204,12 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def heading(result: Result) -> str:
-    """Return the title of the table for a result: its metric, and what it is compared with."""
+    """Return a result's table title, which names its metric and what it is compared with."""
     return result.metric + (f" against {result.against}" if result.against else "")
 
 
 def result_table(results: Iterable[Result], width: int) -> Table:
-    """Return a table of results; the column of the cases is ``width`` characters wide."""
+    """Return a table of results, whose column of cases is ``width`` characters wide."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

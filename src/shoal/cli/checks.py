@@ -20,7 +20,7 @@ from shoal.runtime.launcher.options import most_workers
 from shoal.runtime.world.interfaces import IFNAME_VARIABLE, bind, gloo_choice, is_loopback
 
 OLDEST_PYTHON = (3, 10)
-OLDEST_TORCH = (2, 10)  # older ones load checkpoints unsafely (CVE-2026-24747)
+OLDEST_TORCH = (2, 10)  # older versions load checkpoints unsafely (CVE-2026-24747)
 SHM_NBYTES = 64 << 20  # least free shared memory for each worker
 DISK_NBYTES = 1 << 30  # least free space for checkpoints
 FILES_BASE = 128  # open files that a run needs, besides FILES_PER_WORKER for each worker
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 
 def examine(workers: int) -> list[Finding]:
-    """Run all checks for a number of workers; a check that raises counts as failed."""
+    """Run all checks for a number of workers. A check that raises counts as failed."""
     findings = []
     for check in CHECKS:
         name = check.__name__.replace("_", " ")
@@ -93,7 +93,7 @@ def backends(name: str, workers: int) -> Finding:
 
 
 def shoal_backend(name: str, workers: int) -> Finding:
-    """Check that workers can share memory; report whether they can read each other's memory."""
+    """Check that workers can share memory. Report whether they can read each other's memory."""
     from shoal.wire.shm.memory import segment
     from shoal.wire.shm.memory.cma import Token, can_read
     from shoal.wire.shm.options import DIRECT_MB, NEVER, direct_nbytes
@@ -156,7 +156,7 @@ def shared_memory(name: str, workers: int) -> Finding:
 
 
 def open_files(name: str, workers: int) -> Finding:
-    """Check the limit of open files: workers open sockets, and data loaders open pipes."""
+    """Check the limit of open files, which the workers' sockets and data loaders' pipes need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = FILES_BASE + FILES_PER_WORKER * workers
     fact = f"{soft}; the maximum is {hard}" if soft != resource.RLIM_INFINITY else "no limit"

@@ -62,7 +62,7 @@ def start(command: list[str], options: LaunchOptions) -> int:
     if bed is not None:
         # Each host of the testbed checks its own --hosts options.
         options = replace(options, hosts=())
-    check(command, options)  # before torch is imported, so that a wrong option fails at once
+    check(command, options)  # done before torch is imported, so that a wrong option fails at once
     if options.strategy is not None:
         from shoal.rules import Facts
         from shoal.strategy import parse
@@ -76,7 +76,7 @@ def start(command: list[str], options: LaunchOptions) -> int:
 
 
 def refuse_mistyped(context: typer.Context) -> None:
-    """Raise if an unknown option resembles one of ``shoal run``, so it is probably mistyped."""
+    """Raise if an unknown option resembles an option of ``shoal run`` and may be mistyped."""
     known = [name for parameter in context.command.params for name in parameter.opts]
     for word in context.args:
         name = word.split("=")[0]
@@ -91,7 +91,7 @@ def refuse_mistyped(context: typer.Context) -> None:
 def show_timeline(run_directory: Path, directory: Path | None) -> None:
     """Print how the run spent its time, and write the timeline's files into ``directory``.
 
-    ``run_directory`` has the spans of this machine's workers; without spans nothing is done. If
+    ``run_directory`` has the spans of this machine's workers. Without spans nothing is done. If
     ``directory`` is None, a new directory below ``shoal-runs`` is used.
     """
     if not any(run_directory.glob("spans-*.jsonl")):

@@ -31,10 +31,10 @@ Launcher = subprocess.Popen[bytes]
 
 
 def find_testbed(hosts: Sequence[str]) -> TestbedPlan | None:
-    """Return the testbed that ``--hosts`` names; None if it names ordinary hosts.
+    """Return the testbed that ``--hosts`` names, or None if it names ordinary hosts.
 
     Raises:
-        UsageError: it names the default testbed, which does not exist.
+        UsageError: ``--hosts`` names the default testbed, which does not exist.
     """
     if len(hosts) != 1:
         return None
@@ -47,8 +47,8 @@ def find_testbed(hosts: Sequence[str]) -> TestbedPlan | None:
 def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) -> int:
     """Run one launcher on every host, wait for all, and return the exit code.
 
-    The launcher of the first host writes to the terminal; with ``--output all`` the standard output
-    of the others goes there, too. The rest is shown only if another host fails and the first not.
+    The first host's launcher writes to the terminal. With ``--output all`` the others' standard
+    output goes there, too. Their other output is shown only if one fails but the first does not.
     """
     require_support()
     if options.servers:
@@ -71,7 +71,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
                 stdout=output if rank and hide_others else None,
                 stderr=output if rank else None,
                 preexec_fn=die_with_parent(),
-                start_new_session=True,  # _wait passes Ctrl-C on to it
+                start_new_session=True,  # _wait passes Ctrl-C on to the launcher
             )
             launchers.append(launcher)
         code = _wait(launchers, received)
@@ -83,7 +83,7 @@ def launch_on(bed: TestbedPlan, command: Sequence[str], options: LaunchOptions) 
 
 
 def options_of(rank: int, options: LaunchOptions, temporary: str) -> LaunchOptions:
-    """Return one host's options, with its own directory; rank 0 has one only with ``--dir``."""
+    """Return one host's options, with its own directory. Without ``--dir``, rank 0 has none."""
     if options.directory is None:
         return options if rank == 0 else replace(options, directory=Path(temporary, f"host{rank}"))
     return replace(options, directory=Path(options.directory, f"host{rank}"))
@@ -114,7 +114,8 @@ def _wait(launchers: Sequence[Launcher], received: list[int]) -> int:
     """Wait until all launchers have ended, and pass received signals on to them.
 
     When one fails, the others get SIGTERM after ``FOLLOW_SECONDS``. Returns 128 plus the number of
-    the first received signal; without one, the first exit code that is not 0, else 0.
+    the first received signal. Without a signal it returns the first exit code that is not 0, if
+    there is one, and otherwise 0.
     """
     failed, passed_on = 0.0, 0
     codes: dict[int, int] = {}
@@ -143,7 +144,7 @@ def _signal(launchers: Sequence[Launcher], number: int) -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Yield a list; in the block, SIGINT, SIGTERM and SIGHUP are only appended to it."""
+    """Yield a list to which SIGINT, SIGTERM and SIGHUP are appended, without other effect."""
     received: list[int] = []
     before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in _SIGNALS}
     try:

@@ -1,8 +1,8 @@
 """Make a testbed, change its rate, run programs on its hosts, remove it.
 
 1. Check that the machine has what a testbed needs.
-2. Write the record; then start a guard process, which removes everything if this process dies.
-3. Run the commands of the plan one by one; if one fails, remove what the others made.
+2. Write the record. Then start a guard process, which removes everything if this process dies.
+3. Run the commands of the plan one by one. If a command fails, remove what was made before.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from shoal.testbed.plan import (
 from shoal.testbed.record import TestbedRecord, find, identity, records
 
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch would warn of each address without a name
-MASTER_PORT = 29500  # on the first host; no other host shares its ports
+MASTER_PORT = 29500  # a port of the first host, whose ports no other host shares
 
 
 def up(wanted: TestbedPlan) -> TestbedRecord:
-    """Make a testbed that exists until :func:`down` is called; return its record.
+    """Make a testbed that exists until :func:`down` is called, and return its record.
 
     Raises:
         UsageError: the machine cannot make a testbed, or one of this name exists.
@@ -50,7 +50,7 @@ def down(name: str = DEFAULT_NAME) -> TestbedRecord:
     """End the processes on a testbed, remove it, and return its last record.
 
     Raises:
-        UsageError: there is no testbed of this name, or this machine cannot have one.
+        UsageError: no testbed has this name, or this machine cannot have testbeds.
     """
     require_support()
     record = _existing(name)
@@ -59,7 +59,7 @@ def down(name: str = DEFAULT_NAME) -> TestbedRecord:
 
 
 def limit(rate: str, name: str = DEFAULT_NAME) -> TestbedRecord:
-    """Change the rate of a testbed, which may be in use; return its new record."""
+    """Change the rate of a testbed, which may be in use, and return its new record."""
     require_support()
     record = _existing(name)
     changed = TestbedRecord(record.plan.at(rate), record.owner)
@@ -69,7 +69,7 @@ def limit(rate: str, name: str = DEFAULT_NAME) -> TestbedRecord:
 
 
 class Testbed:
-    """A testbed that exists inside a ``with`` block; ``rate`` limits each host in each direction.
+    """A testbed inside a ``with`` block. ``rate`` limits each host in each direction.
 
     >>> bed = Testbed(hosts=2, rate="100mbit", name="example")
     >>> bed.plan.hosts[1].address
@@ -113,7 +113,7 @@ class Testbed:
     def start(
         self, words: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None
     ) -> list[subprocess.Popen[str]]:
-        """Start ``python *words`` on every host with torchrun's variables; return the processes."""
+        """Start ``python *words`` on every host with torchrun's variables. Return the processes."""
         return [
             subprocess.Popen(
                 inside(host, (sys.executable, *words)),
@@ -156,7 +156,7 @@ def require_support() -> None:
 
 
 def _claim(wanted: TestbedPlan) -> TestbedRecord:
-    """Remove testbeds whose owners are dead; then write and return the record of a new one."""
+    """Remove testbeds whose owners are dead. Write and return the record of a new testbed."""
     require_support()
     for record in records():
         if record.stale:
@@ -210,7 +210,7 @@ def _execute(commands: Sequence[Command]) -> None:
 
 @contextmanager
 def _guarded(record: TestbedRecord) -> Iterator[None]:
-    """Run a guard process during the block; it removes the testbed if this process dies."""
+    """Run a guard process in the block, which removes the testbed if this process dies."""
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", removal.__file__, str(record.path), *record.plan.namespaces],
         stdin=subprocess.PIPE,

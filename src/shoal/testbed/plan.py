@@ -11,8 +11,8 @@
 
 Each host is a network namespace, and so is the switch between them. The machine's own devices,
 addresses and routes are not changed. Hosts can reach only each other. Deleting the namespaces
-deletes everything. A token bucket (tc's tbf) at the device of a host limits what the host sends; a
-second one, at its port of the switch, limits what it receives.
+deletes everything. A token bucket (tc's tbf) at the device of a host limits what the host sends. A
+second bucket, at the host's port of the switch, limits what the host receives.
 
 Only bandwidth is limited. Delay and loss need netem, which many kernels are built without.
 """
@@ -64,7 +64,7 @@ class TestbedPlan:
 
     name: str
     hosts: tuple[TestbedHost, ...]
-    rate: int  # bits per second, of each host in each direction
+    rate: int  # in bits per second, for each host in each direction
 
     @property
     def switch(self) -> str:
@@ -73,7 +73,7 @@ class TestbedPlan:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """All namespaces; deleting them removes the testbed."""
+        """All namespaces. Deleting them removes the testbed."""
         return (*(host.namespace for host in self.hosts), self.switch)
 
     @property
@@ -160,7 +160,7 @@ def _connect(host: TestbedHost, switch: str) -> tuple[Command, ...]:
 
 
 def limits(bed: TestbedPlan) -> tuple[Command, ...]:
-    """Return the commands that limit the rate of every host; they also work on a network in use."""
+    """Return the commands that limit every host's rate, which also work on a network in use."""
     ends = [end for h in bed.hosts for end in ((h.namespace, DEVICE), (bed.switch, h.port))]
     bucket = _bucket(bed.rate)
     return tuple(

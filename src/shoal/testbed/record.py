@@ -1,7 +1,7 @@
-"""Records of testbeds: one file each under ``/run``, written before any namespace is made.
+"""Each testbed has a record, a file under ``/run`` that is written before any namespace is made.
 
-A record tells which namespaces may exist, also if the process that made them has died. If a record
-has an owner (a process), the testbed is removed when this process has ended.
+A record tells which namespaces may exist, even after the process that made them has died. If a
+record names an owner (a process), its testbed is removed once the owner has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shoal.testbed.plan import TestbedPlan, plan, show_rate
 
-DIRECTORY = Path("/run")  # only root can write there; a reboot empties it and deletes namespaces
+DIRECTORY = Path("/run")  # only root can write there. A reboot empties it and ends namespaces.
 STEM = "shoal-testbed-"
 
 
@@ -25,7 +25,7 @@ class TestbedRecord:
     __test__ = False  # pytest: not a class of tests
 
     plan: TestbedPlan
-    owner: str = ""  # identity of a process; empty if the testbed has no owner
+    owner: str = ""  # identity of a process, or "" if the testbed has no owner
 
     @property
     def stale(self) -> bool:
@@ -38,7 +38,7 @@ class TestbedRecord:
         return DIRECTORY / f"{STEM}{self.plan.name}.json"
 
     def write(self, *, new: bool = False) -> None:
-        """Write the file atomically; with ``new``, raise FileExistsError if it exists."""
+        """Write the file atomically. With ``new``, raise FileExistsError if the file exists."""
         fields = {
             "name": self.plan.name,
             "hosts": len(self.plan.hosts),
@@ -57,7 +57,7 @@ class TestbedRecord:
 
 
 def identity(pid: int) -> str:
-    """Return pid and start time as text, which is unique; "" if there is no such process."""
+    """Return pid and start time as a unique text, or "" if there is no such process."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return f"{pid} {fields[19]}"

@@ -22,7 +22,7 @@ NETNS = Path("/etc/netns")  # here ip looks for the /etc/hosts of a namespace
 
 
 def remove(namespaces: Sequence[str], record: Path) -> None:
-    """End the processes in the namespaces, then delete the namespaces, their files, the record."""
+    """End the processes in the namespaces. Then delete namespaces, their files and the record."""
     for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
         _end(namespaces, number, seconds)
     for name in namespaces:
@@ -52,14 +52,14 @@ def _pids(namespaces: Iterable[str]) -> list[int]:
 
 
 def _ip(*words: str) -> str:
-    """Return the output of ``ip *words``; it is empty if the command fails."""
+    """Return the output of ``ip *words``, or an empty text if the command fails."""
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=False).stdout
 
 
 def main(words: Sequence[str]) -> None:
-    """Wait until the owner writes "bye" or dies; if it died, remove the testbed."""
+    """Wait until the owner writes "bye" or dies. If it died, remove the testbed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the owner handles them and then ends the guard
+        signal.signal(number, signal.SIG_IGN)  # the owner handles signals and then ends the guard
     if sys.stdin.read() != "bye":
         remove(words[1:], Path(words[0]))
 

@@ -31,10 +31,10 @@ def lockstep(
     """Run one flow of each worker to its end, and return their results in the order of workers.
 
     Args:
-        flows: one for each worker; all must yield asks of the same types in the same order.
-        mixing: row i has the weights for worker i's answers; None: the mean with equal weights.
+        flows: one for each worker. All must yield asks of the same types in the same order.
+        mixing: row i has the weights for worker i's answers. None means equal weights.
         once: compute an answer only once and give each worker a copy, unless workers may get
-            different answers (``mixing`` or Fold). False: compute it for each, as processes do.
+            different answers (``mixing`` or Fold). If False, each worker's answer is computed.
     """
     w = complete(len(flows), 0) if mixing is None else mixing
     answers: list[Any] = [None] * len(flows)
@@ -93,7 +93,7 @@ def answer(asks: Sequence[Any], row: Tensor, rank: int) -> Any:
 
 
 def _folded(asks: Sequence[Fold], rank: int) -> Folded:
-    """Return the answer of ``rank`` to Fold; ``dropped`` has only what its own merges left out."""
+    """Return the answer of ``rank`` to Fold. ``dropped`` has only what its own merges left out."""
     parts = [ask.parts for ask in asks]
     dropped = []
     for receiver, sender in tree(len(asks)):

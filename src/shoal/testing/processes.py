@@ -1,7 +1,7 @@
 """Run a function in n worker processes and collect what each returned.
 
 Workers are forked from a fork server that has imported torch, so one starts in milliseconds. Each
-has the environment variables that torchrun sets (RANK, ...); MASTER_ADDR is 127.0.0.1.
+has the environment variables that torchrun sets (RANK, ...). MASTER_ADDR is 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing.context import ForkServerContext
 from typing import Any, NamedTuple
 
 PRELOAD = [
-    "torch._dynamo",  # the first optimizer step imports it, which takes seconds
+    "torch._dynamo",  # the first optimizer step would import it, which takes seconds
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
@@ -36,11 +36,11 @@ class Outcome(NamedTuple):
 
     value: Any = None  # what it returned
     error: str | None = None  # its traceback if it raised
-    exitcode: int | None = 0  # not 0 if it raised or died; negative if a signal killed it
+    exitcode: int | None = 0  # not 0 if it raised or died, and negative after a signal
 
 
 class WorkersFailed(AssertionError):
-    """At least one worker raised or died; ``outcomes`` has the outcome of every worker."""
+    """At least one worker raised or died. ``outcomes`` has the outcome of every worker."""
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
@@ -76,11 +76,11 @@ def outcomes(
     seconds: float = 120,
     servers: int = 0,
 ) -> list[Outcome]:
-    """Run ``work(*args)`` in worker processes; return the outcome of each, even if some failed.
+    """Run ``work(*args)`` in worker processes. Return the outcome of each, even if some failed.
 
     Args:
         workers: number of worker processes.
-        work: a module-level function; it finds its rank in the environment variable RANK.
+        work: a module-level function, which finds its rank in the environment variable RANK.
         args: arguments of ``work``, the same in every process.
         env: further environment variables.
         seconds: processes that still run after about this time are killed.
@@ -111,7 +111,7 @@ def outcomes(
 
 
 def run_workers(workers: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Return the values of :func:`outcomes`; raise WorkersFailed if a worker raised or died."""
+    """Return the values of :func:`outcomes`. Raise WorkersFailed if a worker raised or died."""
     results = outcomes(workers, work, *args, **options)
     if any(r.error or r.exitcode for r in results):
         raise WorkersFailed(results)
@@ -144,7 +144,7 @@ def _collect(pipes: list[Connection], seconds: float) -> list[Outcome | None]:
             if not isinstance(pipe, Connection):
                 continue
             index = waiting.pop(pipe)
-            with contextlib.suppress(EOFError):  # the worker died; the caller reads its exit code
+            with contextlib.suppress(EOFError):  # the worker died and its exit code says how
                 answers[index] = pickle.loads(pipe.recv_bytes())
     return answers
 

@@ -35,7 +35,7 @@ Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 class LockstepWorker(NamedTuple):
-    """One worker: its model, its optimizer, and the mode that exchanges messages in a step."""
+    """One worker with its model, its optimizer, and the mode that exchanges its messages."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -52,7 +52,7 @@ class LockstepWorker(NamedTuple):
         return cls(model, optimizer, mode)
 
     def backward(self, batch: Batch, scale: float) -> float:
-        """Set gradients to those of ``scale`` * mean loss; return the unscaled sum of losses."""
+        """Compute the gradients of ``scale`` * mean loss. Return the unscaled sum of losses."""
         self.optimizer.zero_grad(set_to_none=True)
         if len(batch[0]) == 0:
             return 0.0
@@ -62,7 +62,7 @@ class LockstepWorker(NamedTuple):
 
 
 def lockstep_context(strategy: Strategy, worker: int, workers: int) -> RunContext:
-    """Return the run context of one lockstep worker; it has no process group."""
+    """Return the run context of one lockstep worker, which has no process group."""
     world = World(RankEnv(worker, workers), torch.device("cpu"), "none")
     return RunContext(world, strategy, Settings(), NullRecorder(worker))
 
@@ -101,9 +101,9 @@ class LockstepTrainer:
         return torch.stack(flat).detach()
 
     def train(self, batches: Sequence[Batch], *, steps: int) -> float:
-        """Train each worker for ``steps`` steps; return the mean loss of the last step.
+        """Train each worker for ``steps`` steps, and return the mean loss of the last step.
 
-        If workers wait, this step uses a whole batch; otherwise one worker's share of a batch.
+        If workers wait, the last step uses a whole batch. Otherwise it uses one worker's share.
         """
         if self.strategy.synchrony.waits:
             losses = [self.step(batches[k % len(batches)]) for k in range(steps)]
@@ -127,7 +127,7 @@ class LockstepTrainer:
         return loss / total
 
     def _race(self, batches: Sequence[Batch], steps: int) -> list[float]:
-        """Run steps of workers in a random order that the synchrony allows; return all losses."""
+        """Run steps of workers in a random order that the synchrony allows. Return all losses."""
         n = len(self.workers)
         clocks = Clocks(range(n), self.strategy.synchrony.staleness)
         server = self._server(n)

@@ -1,8 +1,8 @@
 """A small process that cleans up if the launcher itself is killed.
 
 It runs as a script and imports neither shoal nor torch. Its standard input is a pipe that only the
-launcher writes to. If the pipe closes before the line ``bye``, the launcher is dead: the guard then
-kills every process group that the launcher started and removes its temporary directory.
+launcher writes to. If the pipe closes before the line ``bye``, the launcher is dead. Then the guard
+kills all process groups that the launcher started and removes the launcher's temporary directory.
 
 The launcher writes these lines: ``+pid`` (a process group was started), ``-pid`` (it has ended),
 ``d path`` (a temporary directory) and ``bye`` (nothing is left to clean up).
@@ -19,7 +19,7 @@ from contextlib import suppress
 
 
 def watch(lines: Iterable[str]) -> int:
-    """Read the launcher's lines until they end; return how many process groups were killed."""
+    """Read the launcher's lines to the end, and clean up. Return the number of killed groups."""
     groups: set[int] = set()
     directories: list[str] = []
     for line in lines:

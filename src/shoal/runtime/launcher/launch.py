@@ -1,9 +1,9 @@
 """Start workers on this machine, watch them, and leave nothing behind.
 
-1. Check the script and the options; an error is raised before any process starts.
+1. Check the script and the options. An error is raised before any process starts.
 2. On the first machine, bind the socket of the store, unless there is only one process. Start the
    workers and servers, each in its own session.
-3. When a worker fails, the launcher that hosts the store writes the reason to it for the other
+3. When a worker fails, the launcher that hosts the store writes the reason there for the other
    workers. Each launcher stops what still runs five seconds after its first failure.
 4. Report the first failure with its traceback. If restarts are left, start a new generation.
 """
@@ -50,10 +50,10 @@ RUN_FILES = ("joined-*", "error-*.json", "spans-*.jsonl")
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> int:
-    """Run ``command`` (script and arguments) in all workers of this machine; return the exit code.
+    """Run ``command`` (script and arguments) in this machine's workers, and return the exit code.
 
     Raises:
-        UsageError: the options are wrong; nothing was started.
+        UsageError: the options are wrong. Nothing was started.
     """
     check(command, options)
     host = None
@@ -85,7 +85,7 @@ def torchrun_command(command: Sequence[str], options: LaunchOptions) -> str:
 
 @contextmanager
 def _run_directory(options: LaunchOptions, host: StoreHost | None) -> Iterator[RunDirectory]:
-    """Make the directory of this run; remove it at the end unless the user gave --dir."""
+    """Make the directory of this run. Remove it at the end unless the user gave --dir."""
     temporary = options.directory is None
     directory = (options.directory or Path(tempfile.mkdtemp(prefix="shoal-"))).absolute()
     try:
@@ -113,7 +113,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _recorded_signals(received: list[int]) -> Iterator[None]:
-    """Append each SIGINT, SIGTERM and SIGHUP to ``received``; only if called in the main thread."""
+    """Append SIGINT, SIGTERM and SIGHUP to ``received``, but only in the main thread."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -126,7 +126,7 @@ def _recorded_signals(received: list[int]) -> Iterator[None]:
 
 
 class _Launcher:
-    """One call of :func:`launch`: all generations of the run on this machine."""
+    """Runs all generations of one :func:`launch`. Each restart begins a new generation."""
 
     def __init__(
         self, command: list[str], options: LaunchOptions, run: RunDirectory, host: StoreHost | None
@@ -138,7 +138,7 @@ class _Launcher:
         self.oom_before = oom_kills()
 
     def supervise(self) -> int:
-        """Start a generation, and another after each failure if allowed; return the exit code."""
+        """Start a generation, and restart after failures if allowed. Return the exit code."""
         command = torchrun_command(self.command, self.options)
         self.output.message(f"the equivalent torchrun command: {command}")
         try:
@@ -180,7 +180,7 @@ class _Launcher:
             time.sleep(0.05)
 
     def _watch(self, processes: Processes, generation: int) -> int:
-        """Watch until all have ended, a signal arrives or the store fails; return the exit code."""
+        """Return the exit code once all have ended, a signal arrives or the store fails."""
         failed_at = done_at = None
         while processes.alive:
             for worker in processes.poll():
@@ -200,7 +200,7 @@ class _Launcher:
         return self._conclude(processes, failed=failed_at is not None)
 
     def _publish_failure(self, worker: Worker, generation: int) -> None:
-        """Write to the store that a worker failed or never joined, in case it did not do so."""
+        """Write that a worker failed or never joined, unless the store already has a failure."""
         never_joined = worker.code == 0 and not worker.joined
         if self.host is None or worker.rank < 0 or not (worker.failed or never_joined):
             return
@@ -213,7 +213,7 @@ class _Launcher:
         return WorkerExit.read(worker, out_of_memory=oom_kills() > self.oom_before)
 
     def _interrupt(self, processes: Processes) -> int:
-        """Send the received signal to all processes; a second signal kills them at once."""
+        """Send the received signal to all processes. A second signal kills them at once."""
         number = self.signals[0]
         seconds = INTERRUPT_SECONDS if number == signal.SIGINT else TERMINATE_SECONDS
         processes.stop(number, seconds, lambda: len(self.signals) > 1)
@@ -222,7 +222,7 @@ class _Launcher:
         return 128 + number
 
     def _conclude(self, processes: Processes, *, failed: bool) -> int:
-        """Report how the generation ended; return the exit code."""
+        """Report how the generation ended, and return the exit code."""
         self.output.drain()
         if failed:
             exits = [self._read_exit(worker) for worker in processes.all if worker.failed]

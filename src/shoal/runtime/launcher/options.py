@@ -21,7 +21,7 @@ BACKENDS = ("gloo", "nccl", "shoal")
 class LaunchOptions:
     """How to start the workers, where their output goes, and what to do when one dies."""
 
-    workers: int = 1  # on this machine
+    workers: int = 1  # the number of workers on this machine
     servers: int = 0
     strategy: str | None = None
     backend: str | None = None
@@ -37,7 +37,7 @@ class LaunchOptions:
     port: int = 0
     oversubscribe: bool = False
     on_death: str = "fail"
-    after: Callable[[Path], None] | None = None  # called with the run's directory, after the run
+    after: Callable[[Path], None] | None = None  # called after the run with its directory
 
     @property
     def nodes(self) -> int:
@@ -69,7 +69,7 @@ def parse_workers(text: str) -> int:
 
 
 def check(command: Sequence[str], options: LaunchOptions) -> None:
-    """Check the script and the options; a UsageError says what is wrong and what to do."""
+    """Check the script and the options. A UsageError says what is wrong and what to do."""
     _check_numbers(options)
     _check_script(command)
     _check_choices(options)
@@ -155,7 +155,7 @@ def _check_nodes(options: LaunchOptions) -> None:
 
 
 def unusable(path: Path) -> str | None:
-    """Return why a directory cannot be used, or None if it can; it need not exist yet."""
+    """Return why a directory, which may not exist yet, cannot be used. None means it can."""
     if not str(path).isprintable():
         return "its name contains characters that cannot be printed"
     try:

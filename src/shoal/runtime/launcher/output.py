@@ -1,7 +1,7 @@
 """Send the output of the workers to the terminal and to log files.
 
 With ``--output all`` every process writes to the terminal, and each line starts with its name, as
-in ``[rank 1]``. With ``--output main`` only rank 0 writes to the terminal, directly, so that a
+in ``[rank 1]``. With ``--output main`` only rank 0 writes to the terminal. It has no pipe, so a
 progress bar works. Each other process writes to a log file, whose end is shown if that process is
 the first to fail and leaves no traceback.
 """
@@ -46,14 +46,14 @@ class PrefixedStream:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines:
-            # A progress bar overwrites its line with \r: only its last state is written.
+            # A progress bar overwrites its line with \r. Only the text after the last \r counts.
             texts = (TORCH_PREFIX.sub(b"", x.rstrip(b"\r").rpartition(b"\r")[2]) for x in lines)
             self._sink.write(b"".join(self._prefix + text + b"\n" for text in texts))
             self._sink.flush()
 
 
 class OutputRouter:
-    """Sends all output to the terminal or to files in ``logs``; ``mode`` is ``--output``."""
+    """Sends all output to the terminal or to files in ``logs``, as ``mode`` (``--output``) says."""
 
     def __init__(self, mode: str, logs: Path) -> None:
         self._mode, self._logs = mode, logs
@@ -70,7 +70,7 @@ class OutputRouter:
         return self._logs / f"{key}.log"
 
     def streams(self, key: str, *, is_main: bool) -> tuple[int | None, int | None, list[int]]:
-        """Return Popen's stdout and stderr, and the descriptors to close after the start."""
+        """Return Popen's stdout and stderr, and the descriptors to close once the process runs."""
         if self._mode == "all":
             return subprocess.PIPE, subprocess.PIPE, []
         if is_main:
@@ -79,7 +79,7 @@ class OutputRouter:
         return log, log, [log]
 
     def attach(self, process: subprocess.Popen[bytes], name: str, index: int) -> None:
-        """Register the pipes of a process for :meth:`forward`; ``index`` chooses its colour."""
+        """Let :meth:`forward` read the pipes of a process. ``index`` selects its colour."""
         colour = COLOURS[index % len(COLOURS)] if self._use_colour else None
         for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:
@@ -88,7 +88,7 @@ class OutputRouter:
                 self._selector.register(pipe, selectors.EVENT_READ, stream)
 
     def forward(self, seconds: float) -> bool:
-        """Wait ``seconds`` at most for output, and forward it; return whether a pipe was ready."""
+        """Wait at most ``seconds`` for output and forward it. Return whether there was any."""
         if not self._selector.get_map():
             time.sleep(seconds)
             return False
@@ -101,7 +101,7 @@ class OutputRouter:
         return bool(ready)
 
     def drain(self) -> None:
-        """Forward what is in the pipes and close them, even if a child still has them open."""
+        """Forward what is in the pipes, and close our ends, even if a child may still write."""
         while self.forward(0):
             pass
         for selector_key in list(self._selector.get_map().values()):

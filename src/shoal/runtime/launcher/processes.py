@@ -45,7 +45,7 @@ class RunDirectory:
 def process_environment(
     options: LaunchOptions, run: RunDirectory, generation: int, own: dict[str, str]
 ) -> dict[str, str]:
-    """Return the variables to set for one process; ``own`` are those of this process only."""
+    """Return the variables to set for one process, including ``own``, which only it has."""
     key = own.get("RANK", f"server-{own.get(names.SERVER)}")
     env = {
         "WORLD_SIZE": str(options.world_size),
@@ -88,14 +88,14 @@ def default_environment(options: LaunchOptions, environ: Mapping[str, str]) -> d
     variables = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     loopback = loopback_name()
     if options.nodes == 1 and loopback is not None:
-        variables[IFNAME_VARIABLE] = loopback  # independent of the host name's address
+        variables[IFNAME_VARIABLE] = loopback  # works whatever the host name resolves to
     return {name: value for name, value in variables.items() if not environ.get(name)}
 
 
 def spawn(
     command: Sequence[str], env: Mapping[str, str], streams: tuple[int | None, int | None]
 ) -> subprocess.Popen[bytes]:
-    """Start a Python process in its own session; on Linux it is killed if this process dies."""
+    """Start a Python process in its own session. Linux kills it if this process dies."""
     return subprocess.Popen(
         [sys.executable, *command],
         env=dict(env),
@@ -108,7 +108,7 @@ def spawn(
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` that lets Linux kill the child when this process ends, else None."""
+    """Return a ``preexec_fn`` that lets Linux kill the child after its parent. Elsewhere, None."""
     if not sys.platform.startswith("linux"):
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -131,7 +131,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     error_file: Path
     joined_file: Path
-    code: int | None = None  # exit code; -n if signal n ended it; None while it runs
+    code: int | None = None  # exit code, -n after signal n, or None while it runs
     ended: float = 0.0  # when it ended, on the monotonic clock
     stopped: bool = False  # the launcher has sent it a signal to end
 
@@ -146,9 +146,9 @@ class Worker:
         return self.joined_file.exists()
 
     def reap(self) -> bool:
-        """Collect the exit code if the process has ended; return whether this call did so.
+        """Collect the exit code if the process has ended. Return whether this call did so.
 
-        Before that, it ends the rest of the group, while the kernel cannot reuse the group's id.
+        First it ends the rest of the process group, while the kernel cannot reuse the group's id.
         """
         if self.code is not None:
             return False
@@ -160,14 +160,14 @@ class Worker:
         return True
 
     def signal(self, number: int) -> None:
-        """Send a signal to the group of this process, unless :meth:`reap` has collected it."""
+        """Send a signal to the group of this process, unless :meth:`reap` has its exit code."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
 
 def clear_group(group: int) -> None:
-    """End a dead worker's children: SIGTERM, to let them free shared memory, then SIGKILL."""
+    """End a dead worker's children by SIGTERM, so they free shared memory, and later SIGKILL."""
     if not has_live_members(group):
         return
     for number, seconds in ((signal.SIGTERM, 0.3), (signal.SIGKILL, 0.3)):
@@ -181,7 +181,7 @@ def clear_group(group: int) -> None:
 
 
 def has_live_members(group: int) -> bool:
-    """Whether a process other than the leader still runs in a group; False if /proc is missing."""
+    """Whether a process other than the leader runs in a group. Without /proc, return False."""
     if not Path("/proc/self/stat").exists():
         return False
     for entry in os.listdir("/proc"):
@@ -215,7 +215,7 @@ class GuardProcess:
                 self._process.stdin.flush()
 
     def dismiss(self) -> None:
-        """End the guard process; it cleans up nothing."""
+        """End the guard process, which then cleans up nothing."""
         self.send("bye")
         with suppress(BrokenPipeError):
             try:
@@ -277,7 +277,7 @@ class Processes:
         return [worker for worker in self.all if worker.rank >= 0]
 
     def poll(self, seconds: float = POLL_SECONDS) -> list[Worker]:
-        """Forward output for at most ``seconds``; return the processes that have newly ended."""
+        """Forward output for at most ``seconds``. Return the processes that have newly ended."""
         self._output.forward(seconds)
         ended = [worker for worker in self.alive if worker.reap()]
         for worker in ended:
@@ -285,7 +285,7 @@ class Processes:
         return ended
 
     def stop(self, number: int, grace_seconds: float, hurry: Callable[[], bool]) -> None:
-        """Send a signal to all; kill them after ``grace_seconds``, or once ``hurry()`` is true."""
+        """Send a signal to all. Kill them after ``grace_seconds``, or once ``hurry()`` is true."""
         for worker in self.alive:
             worker.stopped = True
             worker.signal(number)

@@ -20,21 +20,24 @@ class WorkerExit:
     """How one worker ended."""
 
     worker: Worker
-    failure: Failure | None  # read from its error file; None if it wrote none
+    failure: Failure | None  # from its error file, or None if it wrote no such file
     out_of_memory: bool = False  # the kernel probably killed it for lack of memory
 
     @classmethod
     def read(cls, worker: Worker, *, out_of_memory: bool) -> WorkerExit:
         """Read how a worker ended.
 
-        ``out_of_memory``: since the start, a process of this cgroup was killed for lack of memory.
+        ``out_of_memory`` tells whether an out-of-memory kill hit this cgroup since the start.
         """
         failure = read_error_file(worker.error_file)
         return cls(worker, failure, out_of_memory and worker.code == -signal.SIGKILL)
 
     @property
     def code(self) -> int:
-        """The code in the error file if not 1, else that of the process (signal n: 128 + n)."""
+        """The exit code, which is 128 + n if signal n ended the process.
+
+        A code other than 1 in the error file is used instead.
+        """
         if self.failure is not None and self.failure.exit_code != 1:
             return self.failure.exit_code
         code = self.worker.code or 0
@@ -55,7 +58,7 @@ class WorkerExit:
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """A sort key: causes, consequences, then stopped workers without failure; each by time."""
+        """A key that sorts causes, then consequences, then merely stopped workers, each by time."""
         secondary = self.failure is not None and self.failure.is_consequence
         seconds = self.failure.seconds if self.failure else self.worker.ended
         return self.worker.stopped and self.failure is None, secondary, seconds
@@ -70,7 +73,7 @@ def signal_name(number: int) -> str:
 
 
 def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
-    """Describe the first failure with its traceback or else the end of ``log``, then the rest."""
+    """Describe the first failure, with its traceback or the end of ``log``, then the others."""
     first, *others = sorted(exits, key=lambda ended: ended.order)
     lines = [f"{first.worker.name} failed first: {first.reason}"]
     if first.failure is not None:
@@ -88,7 +91,7 @@ def describe(exits: Sequence[WorkerExit], log: Path | None) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group died for lack of memory; 0 if unknown."""
+    """Return how many processes of this control group died for lack of memory, or 0 if unknown."""
     counts = [0]
     for path in _memory_events():
         with suppress(OSError):

@@ -31,7 +31,7 @@ class StoreHost:
         self._thread = threading.Thread(target=self._serve, name="shoal-store", daemon=True)
 
     def start(self, run_id: str, token: str) -> None:
-        """Start the thread of the store; connections wait in the socket's queue until it is ready.
+        """Start the thread of the store. Until the store is ready, connections wait in a queue.
 
         The thread writes ``run_id`` to the store, so that processes of other runs are refused.
         """
@@ -51,11 +51,11 @@ class StoreHost:
                 self._store = store
             for failure, generation in self._pending:
                 self.publish(failure, generation)
-        except Exception as error:  # the main thread reports it
+        except Exception as error:  # the main thread reports the error
             self.error = error
 
     def publish(self, failure: Failure, generation: int) -> None:
-        """Write the first failure of a generation, once the store is ready; ignore later ones."""
+        """Write a failure once the store is ready, unless its generation already has one."""
         with self._lock:
             if self._store is None:
                 self._pending.append((failure, generation))

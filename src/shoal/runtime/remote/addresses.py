@@ -1,4 +1,4 @@
-"""Connect processes of a run over TCP; they publish their addresses in torch's TCPStore."""
+"""Connect processes of a run over TCP. They publish their addresses in torch's TCPStore."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POLL_SECONDS = 0.02
 
 
 def store_of(world: World) -> Store:
-    """Return the TCPStore of the run; raise PeerLost if this process has none."""
+    """Return the TCPStore of the run, or raise PeerLost if this process has none."""
     if world.store is None:
         raise PeerLost("this process has no TCPStore, through which it could find other processes")
     return world.store
 
 
 def serve_clients(world: World, key: str, handle: Callable[[Channel, int], None]) -> socket.socket:
-    """Publish a listening socket under ``key``; a thread calls ``handle`` for each client."""
+    """Publish a listening socket under ``key``. A thread calls ``handle`` for each client."""
     local = world.env.local_size >= world.env.workers
     listener = listen(local)
     host = "127.0.0.1" if local else own_address(os.environ.get("MASTER_ADDR", ""))
@@ -39,7 +39,7 @@ def serve_clients(world: World, key: str, handle: Callable[[Channel, int], None]
 
 
 def connect_to(world: World, key: str, peer: str) -> Channel:
-    """Connect to the address under ``key``, once published; errors name the ``peer``."""
+    """Connect to the address under ``key`` once it is published. Errors name ``peer``."""
     store = store_of(world)
     if world.missing_keys(store, [key], JOIN_SECONDS):
         raise ExchangeTimeout(f"{peer} did not publish its address within {JOIN_SECONDS:g} s")

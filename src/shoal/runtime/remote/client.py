@@ -35,7 +35,7 @@ from shoal.wire.server import ServerWire, hyper_parameters
 
 
 def start_servers(world: World, servers: int) -> None:
-    """Start this rank's share of the servers; every rank must call it.
+    """Start this rank's share of the servers. Every rank must call this function.
 
     Does nothing if a launcher has started the servers, or if there is only one worker.
     """
@@ -68,7 +68,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 def connect_to_servers(
     source: ReplicatedModel | ShardedModel, optimizer: torch.optim.Optimizer, context: RunContext
 ) -> ServerWire:
-    """Return a wire to all servers; with ssp and asp, rank 0 also sends them the initial model."""
+    """Return a wire to all servers. With ssp and asp, rank 0 also sends the initial model."""
     world, strategy = context.world, context.strategy
     # a server runs the script up to its first distribute, and serves only that run
     if world.store is not None and world.store.add(f"served/{world.rank}", 1) > 1:
@@ -87,7 +87,7 @@ def connect_to_servers(
     )
     if world.rank == 0 and not strategy.synchrony.waits:
         wire.begin({name: t.detach() for name, t in parameters.items()})
-    # leave even if the script does not close its run: servers take a broken connection as a failure
+    # Leave even if the script does not close its run, or the servers would report a failure.
     Finalize(None, wire.leave, exitpriority=20)
     return wire
 
@@ -108,7 +108,7 @@ def fetch_state(wire: ServerWire, own: State) -> State:
 
 
 def send_state(wire: ServerWire, model: Mapping[str, Tensor], state: State) -> None:
-    """Replace the servers' model and state. One worker calls it, while no worker pushes."""
+    """Replace the servers' model and state. One worker may call this, while none pushes."""
     wire.begin(model)
     bodies = []
     for server in range(wire.servers):
@@ -120,7 +120,7 @@ def send_state(wire: ServerWire, model: Mapping[str, Tensor], state: State) -> N
 
 @torch.no_grad()
 def pull(wire: ServerWire, source: ReplicatedModel | ShardedModel) -> dict[str, Tensor]:
-    """Copy the servers' model into this worker's parameters in place; return the parameters."""
+    """Copy the servers' model into this worker's parameters, in place, and return these."""
     parameters = source.trainable()
     for name, value in wire.pull().items():
         parameters[name].copy_(value)
@@ -140,7 +140,7 @@ def wait_for_pushes(wire: ServerWire, context: RunContext) -> None:
     """Wait until every worker has made its last push.
 
     With ssp this worker pushes empty messages meanwhile, so that its step count rises and the
-    servers do not make the others wait for it.
+    servers do not make the other workers wait for this one.
     """
     world, store = context.world, store_of(context.world)
     store.set(f"served-done/{world.rank}", "1")

@@ -17,7 +17,7 @@ from shoal.runtime.step.buffers import real
 
 
 class Clocks:
-    """Counts each worker's steps; none may start more than ``bound`` ahead of the slowest."""
+    """Counts steps. No worker may start a step more than ``bound`` ahead of the slowest worker."""
 
     def __init__(self, workers: Sequence[int], bound: float) -> None:
         self.steps, self.bound = dict.fromkeys(workers, 0), bound
@@ -31,7 +31,7 @@ class Clocks:
         self.steps.pop(worker, None)
 
     def may_go(self, worker: int) -> bool:
-        """Whether a worker may go on: it is at most ``bound`` steps ahead, or has left."""
+        """Whether a worker has left, or is at most ``bound`` steps ahead of the slowest."""
         slowest = min(self.steps.values(), default=0)
         return worker not in self.steps or self.steps[worker] - slowest <= self.bound
 

@@ -1,4 +1,4 @@
-"""The wire of AD-PSGD: a worker averages with one peer at a time; the others do not wait."""
+"""The wire of AD-PSGD. A worker averages with one peer while all other workers go on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.wire.wire import Pending, Ready
 
 
 class PairWire:
-    """Averages this worker's parameters with a peer's, and answers peers that ask for it.
+    """Averages this worker's parameters with a peer's, and answers peers that ask for a mean.
 
     ``lock`` protects the parameters. The training thread holds it while it updates them, and
     ``ask`` releases it while it waits for the peer. So two workers that ask each other at the same
@@ -40,16 +40,16 @@ class PairWire:
         self._world = world = context.world
         self._channels: dict[int, Channel] = {}
         self._clients: list[Channel] = []
-        self._error: FaultError | None = None  # of a thread; the next ask raises it
+        self._error: FaultError | None = None  # an error in a thread, which the next ask raises
         self._left = False
-        # each wire has its own prefix in the store: a process may make several
+        # each wire has its own prefix in the store, because a process may make several wires
         self._prefix = f"pairs/{store_of(world).add(f'pairs-of/{world.rank}', 1)}"
         self._listener = serve_clients(world, f"{self._prefix}/at/{world.rank}", self._handle)
         # answer peers at the end of the process even if the script does not close its run
         Finalize(None, self._leave_quietly, exitpriority=20)
 
     def ask(self, ask: Ask) -> Pending:
-        """Return the mean with one peer; the caller holds ``lock``, which is released meanwhile."""
+        """Return the mean with one peer. The caller holds ``lock``, which is freed meanwhile."""
         if not isinstance(ask, Pair):
             raise UsageError(f"a PairWire cannot answer {type(ask).__name__}, only Pair")
         if self._error is not None:
@@ -65,7 +65,7 @@ class PairWire:
             self.lock.acquire()
 
     def _handle(self, channel: Channel, worker: int) -> None:
-        """Answer one peer until it leaves; keep an error for the next ``ask`` to raise."""
+        """Answer one peer until it leaves. Keep an error for the next ``ask`` to raise."""
         self._clients.append(channel)
         try:
             while True:
@@ -91,11 +91,11 @@ class PairWire:
 
     @torch.no_grad()
     def _average(self, theirs: list[Tensor]) -> list[Tensor]:
-        """Set this worker's parameters to their mean with a peer's; return copies of them."""
+        """Set this worker's parameters to the mean with a peer's, and return copies of these."""
         means = []
         with self.lock:
             for p, other in zip(self._parameters, theirs, strict=True):
-                value = p.data  # hides the change from autograd: a forward may be running
+                value = p.data  # autograd must not see the change, as a forward may be running
                 value.copy_((value + other.to(value)) / 2)
                 means.append(value.clone())
         return means
@@ -107,7 +107,7 @@ class PairWire:
         return False
 
     def leave(self) -> None:
-        """Answer peers until all workers have left or the timeout ends; raise if one fails."""
+        """Answer peers until all workers have left or the timeout ends. Raise if a worker fails."""
         if self._left:
             return
         self._left = True

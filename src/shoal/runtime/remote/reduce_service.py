@@ -17,11 +17,11 @@ from shoal.errors import ExchangeTimeout, FaultError, LayoutMismatch, PeerLost, 
 from shoal.flow import Add, All, Ask, Gather, Mean
 from shoal.wire.channel import DTYPES
 
-Spec = list[Any]  # JSON: how to combine the tensors of the workers; see describe
+Spec = list[Any]  # tells in JSON how to combine the workers' tensors; see describe
 
 
 def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
-    """Return how to combine the tensors of an ask, as JSON, and these tensors in order."""
+    """Return a JSON list that says how to combine an ask's tensors, and the tensors in order."""
     match ask:
         case Mean(tensor):
             return ["mean"], [tensor]
@@ -36,7 +36,7 @@ def describe(ask: Ask) -> tuple[Spec, list[Tensor]]:
 
 
 def answer(spec: Spec, contributions: Sequence[list[Tensor]], add: Add) -> list[Tensor]:
-    """Return the mean of the workers' contributions; removes the tensors that it reads."""
+    """Return the mean of the workers' contributions, and remove the used tensors from them."""
     workers = len(contributions)
     if spec[0] == "mean":
         total = contributions[0].pop(0).clone()
@@ -106,7 +106,7 @@ class ReduceService:
         return not (waits and all(w in self._contributions[round] for w in self._lost))
 
     def lose(self, worker: int, why: str = "is lost") -> None:
-        """Record that a worker died or left; all rounds that wait for it fail."""
+        """Record that a worker died or left, so that all rounds that wait for it fail."""
         with self._changed:
             self._lost[worker] = why
             self._changed.notify_all()

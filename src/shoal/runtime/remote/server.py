@@ -1,4 +1,4 @@
-"""A server process: it runs the user's script up to ``distribute``, then serves until all leave.
+"""A server process runs the user's script up to ``distribute``, then serves until all leave.
 
 With bsp it averages (:class:`ReduceService`). With ssp or asp it uses the model and the optimizer
 that the script has just built (:class:`ServerModel`), so no code is sent to it.
@@ -27,12 +27,12 @@ from shoal.strategy import Strategy
 from shoal.wire.channel import Channel, Message, close_listener
 
 Reply = tuple[str, dict[str, Any], list[Tensor]]
-ENDS = ("bye", "gone")  # kinds of messages: the worker leaves; its connection broke
-PATIENCE = 0.8  # share of the workers' timeout that the server waits, so its error comes first
+ENDS = ("bye", "gone")  # say that a worker leaves, or that its connection broke
+PATIENCE = 0.8  # share of the workers' timeout, so that the server's error comes first
 
 
 class ParameterServer:
-    """Answers the messages of all workers; each worker has two threads here."""
+    """Answers the messages of all workers, with two threads for each worker."""
 
     def __init__(
         self, world: World, strategy: Strategy, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -59,7 +59,7 @@ class ParameterServer:
         }
 
     def serve(self) -> None:
-        """Serve until no worker is connected, and all have left or one is lost."""
+        """Serve until no worker is connected, and either all have left or one was lost."""
         listener = serve_clients(self.world, f"server/{self.world.rank}", self._handle)
         with self._changed:
             self._changed.wait_for(
@@ -89,7 +89,7 @@ class ParameterServer:
             self._changed.notify_all()
 
     def _admit(self, worker: int) -> bool:
-        """Return whether a rank is valid and connects for the first time; then record it."""
+        """Return whether a rank is valid and connects for the first time. If so, record it."""
         with self._changed:
             known = 0 <= worker < self.workers
             if not known or worker in self._connected or worker in self._gone:
@@ -149,7 +149,7 @@ class ParameterServer:
             return self._model(message.facts["names"])
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready()`` is true; raise if a worker is lost, or after the timeout."""
+        """Wait until ``ready()`` is true. Raise if a worker is lost, or after the timeout."""
         seconds = PATIENCE * self.world.seconds
         self._changed.wait_for(lambda: ready() or self._lost is not None, seconds)
         if self._lost is not None:

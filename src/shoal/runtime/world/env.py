@@ -39,7 +39,7 @@ class RankEnv:
     The defaults describe a process that was started without a launcher.
     """
 
-    rank: int = 0  # in a server: its index among the servers
+    rank: int = 0  # in a server, its index among the servers
     size: int = 1  # number of processes with the same role
     local_rank: int = 0
     local_size: int = 1
@@ -55,7 +55,7 @@ class RankEnv:
 
     @property
     def prefix(self) -> str:
-        """The prefix of this run's keys in the store; it differs after each restart."""
+        """The prefix of this run's keys in the store. Each restart has another prefix."""
         return prefix(self.run_id, self.token, self.generation)
 
     @property
@@ -85,7 +85,7 @@ def fingerprint(token: str) -> str:
 
 
 def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv | None:
-    """Return the rank and the run of this process; None if no launcher's variables are set."""
+    """Return the rank and the run of this process, or None if no launcher set variables."""
     env = os.environ if environ is None else environ
     # SLURM_PROCID is also set in a batch script outside srun, where MASTER_ADDR usually is not.
     slurm = all(name in env for name in ("SLURM_PROCID", "SLURM_NTASKS", "MASTER_ADDR"))
@@ -155,7 +155,7 @@ def _check(rank_name: str, size_name: str, env: Mapping[str, str]) -> None:
 
 
 def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return a variable as an int, or the default if it is unset; raise if there is neither."""
+    """Return a variable as an int. If it is unset, return the default, or raise without one."""
     text = env.get(name)
     if text is None or text == "":
         if default is None:
@@ -168,7 +168,7 @@ def _read_int(env: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def read_seconds(name: str, default: float, environ: Mapping[str, str] | None = None) -> float:
-    """Return the variable ``name`` as a positive number of seconds; ``default`` if it is unset."""
+    """Return the variable ``name`` as a positive number of seconds, or ``default`` if unset."""
     text = (os.environ if environ is None else environ).get(name, "")
     if not text:
         return default

@@ -69,7 +69,7 @@ def explain(world: World, error: Exception) -> Exception:
 
 
 def _is_about_peers(error: BaseException) -> bool:
-    """Whether an error says that another rank is late or lost, and does not yet name the step."""
+    """Whether an error is about a late or lost rank, and its message does not name the step."""
     if isinstance(error, ShoalError):
         return isinstance(error, (PeerLost, ExchangeTimeout)) and " of step " not in str(error)
     text = str(error).lower()
@@ -77,7 +77,7 @@ def _is_about_peers(error: BaseException) -> bool:
 
 
 def _blame(world: World, positions: dict[int, RankPosition], *, late: bool) -> ShoalError:
-    """Return an error that names the ranks, if any, without an answer or at another position."""
+    """Return an error that names the ranks that did not answer or are at another position."""
     silent = [rank for rank in range(world.size) if rank not in positions]
     elsewhere = sorted(rank for rank, position in positions.items() if position != POSITION)
     where = [f"rank {rank} is {positions[rank]}" for rank in elsewhere]
@@ -100,13 +100,13 @@ def _ranks(ranks: list[int]) -> str:
 def report_failure(world: World | None, error: BaseException) -> bool:
     """Write why this rank ends, for the other ranks and for the launcher.
 
-    Returns whether the launcher will show it. ``world`` is None before this rank has joined.
+    Returns whether the launcher will show the reason. ``world`` is None before joining.
     """
     rank = world.rank if world is not None else int(os.environ.get("RANK", "0"))
     failure = Failure.of(rank, error)
     shown = failures.write_error_file(failure)
     if world is not None and world.watcher is not None:
-        with suppress(RuntimeError):  # torch's, when the host of the store has ended
+        with suppress(RuntimeError):  # torch raises it when the host of the store has ended
             world.watcher.publish(failure)
     return shown
 
@@ -125,7 +125,7 @@ def install_excepthook(current: Callable[[], World | None]) -> None:
         shown = interrupted and bool(os.environ.get(ERROR_FILE))
         if ours and not interrupted:
             shown = report_failure(world, error)
-        if not (ours and shown):  # otherwise the launcher says why the run ended
+        if not (ours and shown):  # if shown, the launcher says why the run ended
             before(kind, error, trace)
         if ours and world is not None and world.store is not None and world.env.hosts_store:
             time.sleep(LINGER_SECONDS)  # the other ranks read the reason meanwhile

@@ -6,9 +6,9 @@ main thread is blocked inside an exchange:
 
 1. A rank that fails writes its :class:`Failure` to the store and sets the notify key.
 2. A rank whose exchange failed writes its own position and sets the notify key.
-3. The thread of every rank polls the notify key four times a second. When it is set, the thread
+3. The thread of every rank polls the notify key four times a second. If the key is set, the thread
    reads the failure and writes the position of its rank.
-4. The rank of line 2 reads the failure. If there is none, its error names the ranks that
+4. The rank of line 2 reads the failure. If there is no failure, its error names the ranks that
    wrote no position, or a different one.
 
 The launcher uses this module, too, so it does not import torch.
@@ -33,7 +33,7 @@ from shoal.runtime.world.env import ERROR_FILE
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-STORE_PREFIX = "alarm"  # of the keys in this module; it follows the prefix of the run
+STORE_PREFIX = "alarm"  # comes after the run's prefix in the keys of this module
 FAILURE_KEY = "failure"
 NOTIFY_KEY = "bell"
 POLL_SECONDS = 0.25
@@ -47,7 +47,7 @@ CONSEQUENCES: dict[str, type[ShoalError]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """Why one worker ended; written as JSON to the store and to the error file."""
+    """Why one worker ended. It is written as JSON to the store and to the error file."""
 
     rank: int
     type: str
@@ -84,15 +84,15 @@ class Failure:
         return other is not None and (self.type, self.message) == (other.type, other.message)
 
     def as_error(self) -> ShoalError:
-        """Return what other ranks raise: the same error if it is a consequence, else a PeerLost."""
+        """Return an error for other ranks, of the same type if a consequence, or a PeerLost."""
         if self.is_consequence:
             return CONSEQUENCES[self.type](self.message)
-        verb = "failed: " if self.traceback else ""  # without one the type is a verb, "died"
+        verb = "failed: " if self.traceback else ""  # without a traceback, type is a verb ("died")
         return PeerLost(f"rank {self.rank} {verb}{self.type}: {self.message}")
 
 
 def _script_lines(error: BaseException) -> list[str]:
-    """Format the traceback up to the first frame in Shoal; [] if it begins in Shoal."""
+    """Format the frames before the first frame in Shoal, or return [] if there are none."""
     frames = traceback.extract_tb(error.__traceback__)
     script = list(takewhile(lambda frame: not frame.filename.startswith(PACKAGE), frames))
     if not script:
@@ -102,7 +102,7 @@ def _script_lines(error: BaseException) -> list[str]:
 
 
 def write_error_file(failure: Failure) -> bool:
-    """Write the failure to the launcher's error file; return False if that is not possible."""
+    """Write the failure to the launcher's error file. Return whether this was possible."""
     if path := os.environ.get(ERROR_FILE):
         with suppress(OSError), open(path, "x", encoding="utf-8") as file:
             file.write(failure.write())
@@ -111,7 +111,7 @@ def write_error_file(failure: Failure) -> bool:
 
 
 def read_error_file(path: Path) -> Failure | None:
-    """Return the failure in a worker's error file; None if there is none that can be read."""
+    """Return the failure in a worker's error file, or None if no such file can be read."""
     try:
         return Failure.read(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
@@ -137,8 +137,8 @@ POSITION = RankPosition()
 class FailureWatcher:
     """Runs the thread of one worker that reads failures and writes this rank's position.
 
-    ``store`` must be a connection of its own: on a shared one, a long request of the run would
-    block the thread.
+    ``store`` must be a connection of its own. On a shared connection, a long request of the run
+    would block the thread.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -149,7 +149,7 @@ class FailureWatcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; ``failure`` can still be read."""
+        """End the thread. ``failure`` can still be read afterwards."""
         self._stopped.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(POLL_SECONDS * 4)
@@ -161,13 +161,13 @@ class FailureWatcher:
         self.failure = self.failure or Failure.read(first)
 
     def fetch_failure(self) -> Failure | None:
-        """Return the first failure of the run; reads the store if it is not known yet."""
+        """Return the run's first failure, if any. Read the store if none is known here yet."""
         if self.failure is None and self._store.check([FAILURE_KEY]):
             self.failure = Failure.read(self._store.get(FAILURE_KEY))
         return self.failure
 
     def collect_positions(self) -> dict[int, RankPosition]:
-        """Ask all ranks for positions; wait ANSWER_SECONDS at most, or until a failure is known."""
+        """Ask all ranks for positions. Wait ANSWER_SECONDS at most, or until a failure is known."""
         self._write_position()
         self._store.set(NOTIFY_KEY, "1")
         limit = time.monotonic() + ANSWER_SECONDS

@@ -20,7 +20,7 @@ OTHER_MACHINE_ADDRESS = "192.0.2.1"  # reserved for documentation, so it is no a
 
 
 def addresses(host: str) -> list[str]:
-    """Return the IP addresses that a host name resolves to; [] if it does not resolve."""
+    """Return the IP addresses that a host name resolves to, or [] if it does not resolve."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -39,7 +39,7 @@ def is_loopback(address: str) -> bool:
 
 
 def can_bind(address: str) -> bool:
-    """Whether a socket can be bound to ``address``, which must then be one of this machine's."""
+    """Whether a socket can be bound to ``address``, so that it is an address of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -55,7 +55,7 @@ def is_local(host: str) -> bool:
 
 
 def own_address(peer_host: str) -> str:
-    """Return the address at which ``peer_host`` probably reaches this machine; sends it nothing.
+    """Return the address at which ``peer_host`` probably reaches this machine. Sends no packet.
 
     The host name of this machine often resolves to 127.0.1.1. Therefore the kernel is asked which
     address it would use for a connection to ``peer_host``.
@@ -78,10 +78,10 @@ def _host_name_address() -> str:
 def bind(
     port: int, *, everywhere: bool, label: str = "port ", advice: str = "choose another, or use 0"
 ) -> socket.socket:
-    """Return a socket that listens on ``port``; 0 means any free port.
+    """Return a socket that listens on ``port``, where 0 means any free port.
 
-    It listens on all interfaces if ``everywhere``, else on 127.0.0.1 only. In the error message
-    ``label`` is the text before the port, and ``advice`` says what to do.
+    With ``everywhere`` it listens on all interfaces, otherwise only on 127.0.0.1. In the error
+    message ``label`` is the text before the port, and ``advice`` says what to do.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,13 +95,13 @@ def bind(
 
 
 def loopback_name() -> str | None:
-    """Return the name of the loopback interface; None if neither lo nor lo0 exists."""
+    """Return the name of the loopback interface, or None if neither lo nor lo0 exists."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in LOOPBACK_NAMES if name in names), None)
 
 
 def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
-    """Return what gloo would use: the value of GLOO_SOCKET_IFNAME, or else an address.
+    """Return the value of GLOO_SOCKET_IFNAME, or if it is unset the address gloo would use.
 
     Raises:
         UsageError: GLOO_SOCKET_IFNAME names an interface that does not exist.
@@ -118,12 +118,12 @@ def gloo_choice(environ: Mapping[str, str] | None = None) -> str:
 
 
 def why_unreachable(master: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return why ``master``, another machine, cannot reach gloo here; None if it probably can."""
+    """Return why the machine ``master`` cannot reach gloo here, or None if it probably can."""
     choice = gloo_choice(environ)
     if not is_loopback(choice) or is_loopback(master) or all(map(is_loopback, addresses(master))):
         return None
     why = f"the host name {socket.gethostname()!r} resolves to no other address of this machine"
-    if choice in LOOPBACK_NAMES:  # an interface, so it comes from the variable
+    if choice in LOOPBACK_NAMES:  # an interface name comes from GLOO_SOCKET_IFNAME
         why = f"{IFNAME_VARIABLE}={choice} is the loopback interface"
     return (
         f"gloo would listen on {choice}, which other machines cannot reach, because {why}; set "

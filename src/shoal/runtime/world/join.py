@@ -43,28 +43,28 @@ _joined: list[World] = []
 
 
 def current() -> World | None:
-    """Return the world that this process has joined and not left; None if there is none."""
+    """Return the world that this process has joined and not left, or None."""
     return _joined[-1] if _joined else None
 
 
 def join(*, backend: str | None = None, seconds: float | None = None) -> World:
-    """Join the other workers; a second call returns the same world.
+    """Join the other workers. A second call returns the same world.
 
     Args:
-        backend: ``gloo``, ``nccl`` or ``shoal``; the default is SHOAL_BACKEND if set, else nccl if
-            every local worker has a GPU, else shoal if all workers share a host and it works
-            there, else gloo.
-        seconds: how long an exchange may take before it fails with an ExchangeTimeout; the default
-            is SHOAL_TIMEOUT, or 300 s.
+        backend: ``gloo``, ``nccl`` or ``shoal``. The default is the first of these that applies:
+            SHOAL_BACKEND if set, nccl if every local worker has a GPU, shoal if all workers
+            share a host and it works there, and gloo.
+        seconds: how long an exchange may take before it fails with an ExchangeTimeout. The default
+            is SHOAL_TIMEOUT, or 300 s if that is unset.
 
     Raises:
         UsageError: the environment is wrong, or another process has this rank.
-        ExchangeTimeout: a process did not join within SHOAL_JOIN_SECONDS; the error names it.
+        ExchangeTimeout: a process, which is named, did not join within SHOAL_JOIN_SECONDS.
     """
     if _joined:
         return _joined[-1]
     if os.environ.get("GLOO_DEVICE_TRANSPORT") == "":
-        del os.environ["GLOO_DEVICE_TRANSPORT"]  # gloo fails if it is set but empty
+        del os.environ["GLOO_DEVICE_TRANSPORT"]  # gloo fails if the variable is set but empty
     limit = seconds if seconds is not None else read_seconds(names.TIMEOUT, DEFAULT_SECONDS)
     if not 0 < limit < float("inf"):
         raise UsageError(f"join(seconds={seconds}): the seconds must be positive and finite")
@@ -95,7 +95,7 @@ def leave(world: World) -> None:
     _leave_store(world)
     failed = world.watcher is not None and world.watcher.failure is not None
     if world.owns_group and not failed and dist.is_initialized():
-        dist.destroy_process_group()  # after a failure it would wait for work that cannot end
+        dist.destroy_process_group()  # after a failure this would wait for work that cannot end
 
 
 def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
@@ -124,7 +124,7 @@ def _meet(env: RankEnv, backend: str | None, seconds: float) -> World:
 
 
 def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
-    """Return the device and the backend of this process; with nccl, set the CUDA device."""
+    """Return the device and the backend of this process. With nccl, set the CUDA device."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend not in (None, "gloo", "nccl", "shoal"):
         raise UsageError(
@@ -154,7 +154,7 @@ def _choose(env: RankEnv, backend: str | None) -> tuple[torch.device, str]:
 
 
 def _adopt_group(env: RankEnv | None, seconds: float) -> World:
-    """Return a world on the process group that the script made; leave does not destroy it."""
+    """Return a world on the script's own process group, which leave does not destroy."""
     rank, size = dist.get_rank(), dist.get_world_size()
     place = replace(
         env or RankEnv(local_rank=rank, local_size=size), rank=rank, size=size, workers=size,
@@ -176,7 +176,7 @@ def _start_watcher(store: Store, rank: int, size: int) -> FailureWatcher:
 
 
 def _leave_store(world: World) -> None:
-    """Write that this rank has left; the host of the store waits at most LEAVE_SECONDS for all."""
+    """Write that this rank has left. The store's host waits up to LEAVE_SECONDS for the others."""
     if world.watcher is not None:
         world.watcher.stop()
     if world.store is not None:
@@ -192,11 +192,11 @@ def agree_layout(world: World, facts: Mapping[str, str]) -> None:
     """Compare ``facts`` over all ranks, and raise on every rank if they differ.
 
     All ranks must call it together. ``facts`` maps names to values that must be equal, such as the
-    shapes of the model. They go through the store, because gloo aborts a process if shapes differ.
+    shapes of the model. The store carries them, because gloo aborts a process if shapes differ.
 
     Raises:
         LayoutMismatch: the error names two ranks, the first fact that differs and both values.
-        ExchangeTimeout: a rank did not call it within the timeout.
+        ExchangeTimeout: a rank did not call this function within the timeout.
     """
     if world.store is None or world.size == 1:
         return

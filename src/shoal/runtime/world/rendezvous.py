@@ -3,7 +3,7 @@
 1. Connect to the store. Rank 0 hosts it, unless a launcher does.
 2. Register. A process is refused if its run, token or world size differs, or if another process
    has the same rank.
-3. Wait until all are registered. After SHOAL_JOIN_SECONDS an error names those that are missing.
+3. Wait until all are registered. After SHOAL_JOIN_SECONDS an error names the missing processes.
 
 All waits poll the store, because torch's blocking wait prints a C++ stack when it times out.
 """
@@ -55,7 +55,7 @@ def rendezvous(env: RankEnv, seconds: float) -> tuple[Store, Store]:
 
 
 def next_join_id() -> int:
-    """Return 0, 1, 2, ...: a prefix for new keys, equal in processes that call it equally often."""
+    """Return the next of 0, 1, 2, ... as a key prefix. All processes must call it equally often."""
     return next(_join_ids)
 
 
@@ -65,7 +65,7 @@ def _connect(env: RankEnv, seconds: float, join_seconds: float) -> Store:
     if not env.hosts_store:
         return _connect_client(env, limit, join_seconds)
     if address not in _hosted:
-        # torch would listen on every interface; with workers on one host, loopback is enough.
+        # torch would listen on every interface. With workers on one host, loopback is enough.
         listener = bind(
             env.port, everywhere=env.size > env.local_size, label="MASTER_PORT=",
             advice="choose another port, and set it on every worker",
@@ -78,7 +78,7 @@ def _connect(env: RankEnv, seconds: float, join_seconds: float) -> Store:
 
 
 def _connect_client(env: RankEnv, limit: timedelta, join_seconds: float) -> Store:
-    """Connect to the store; if rank 0 hosts it, wait until rank 0 has registered.
+    """Connect to the store. If rank 0 hosts it, wait until rank 0 has registered.
 
     The store of rank 0 answers before rank 0 has registered. If another rank registered first, its
     run id, token and size would be taken as the right ones, and rank 0 would be refused.
@@ -119,7 +119,7 @@ def _register(env: RankEnv, base: Store) -> Store:
     if owner != process:
         raise UsageError(f"{env.name} is already taken by {owner}, so {process} is refused")
     if env.hosts_store:
-        _register_run(env, base)  # last, because the other ranks wait for it
+        _register_run(env, base)  # written last, because the other ranks wait for this key
     return store
 
 
@@ -159,13 +159,13 @@ def _wait_for_all(env: RankEnv, store: Store, run: Store, join_seconds: float) -
     )
     with as_peer_lost("waiting for the other workers"):
         run.compare_set(failure_key, "", Failure.of(env.rank, error).write())
-    if env.hosts_store:  # the store ends with this process: others must read the reason before
+    if env.hosts_store:  # others must read the reason before the store ends
         time.sleep(POLL_SECONDS * 6)
     raise error
 
 
 def _names(keys: list[str], env: RankEnv) -> str:
-    """Return the missing processes as text; keys of workers come before those of servers."""
+    """Return the missing processes as text. In ``keys``, workers must come before servers."""
     names = [key.removeprefix("env/").replace("server-", "server ") for key in keys[:8]]
     more = [f"{len(keys) - 8} more"] if len(keys) > 8 else []
     if "server" in keys[0]:

@@ -26,7 +26,7 @@ class World:
 
     env: RankEnv
     device: torch.device
-    backend: str  # of the process group; "none" if there is none
+    backend: str  # "none" if there is no process group
     store: Store | None = field(default=None, repr=False)
     seconds: float = DEFAULT_SECONDS  # how long an exchange may take
     owns_group: bool = False  # join made the process group, so leave destroys it
@@ -35,12 +35,12 @@ class World:
 
     @property
     def rank(self) -> int:
-        """This worker's rank; in a server, its index among the servers."""
+        """This worker's rank, or in a server its index among the servers."""
         return self.env.rank
 
     @property
     def size(self) -> int:
-        """The number of workers; in a server, the number of servers."""
+        """The number of workers, or in a server the number of servers."""
         return self.env.size
 
     @property
@@ -49,14 +49,14 @@ class World:
         return self.rank == 0 and self.env.role == "worker"
 
     def raise_if_failed(self) -> None:
-        """Raise an error if this process already knows of a failed rank; does not ask the store."""
+        """Raise an error if this process knows of a failed rank, without asking the store."""
         if self.watcher is not None and self.watcher.failure is not None:
             raise self.watcher.failure.as_error()
 
     def missing_keys(self, store: Store, keys: Sequence[str], seconds: float) -> list[str]:
-        """Wait until ``store`` has all keys; return those that are missing after ``seconds``.
+        """Wait until ``store`` has all keys. Return the keys still missing after ``seconds``.
 
-        If a rank has failed, its failure is raised; but not in a server, which has no watcher.
+        In a worker, the failure of another rank is raised. A server has no watcher to learn of it.
         """
         end = time.monotonic() + seconds
         while not store.check(list(keys)):

@@ -1,4 +1,4 @@
-"""Laws of every collective: its route is proved on multisets of ranks, and run on numbers."""
+"""Laws of every collective. Its route is proved on multisets of ranks, and run on numbers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 
 
 def served(collective: Collective) -> tuple[int, ...]:
-    """Return those of ``WORLDS`` that a collective accepts; none if it has no rounds."""
+    """Return the ``WORLDS`` that a collective accepts, or () if it has no rounds."""
     if collective.rounds is None:
         return ()
     return tuple(world for world in WORLDS if not collective.refusal(world))
 
 
 def every_rank_ends_with_every_part_once(collective: Collective) -> None:
-    """Every rank ends with the part of every rank exactly once; proved on multisets of ranks."""
+    """On multisets of ranks, every rank ends with the part of every rank exactly once."""
     for world in served(collective):
         prove(collective, world)
 
 
 def a_world_that_is_refused_gets_no_rounds(collective: Collective) -> None:
-    """A single worker is accepted; for a world size that is refused, ``rounds`` raises."""
+    """A single worker is accepted. ``rounds`` raises for every world size that is refused."""
     require(not collective.refusal(1), f"{collective}: it refuses a single worker")
     for world in WORLDS:
         if collective.rounds is not None and collective.refusal(world):
@@ -40,7 +40,7 @@ def a_world_that_is_refused_gets_no_rounds(collective: Collective) -> None:
 
 
 def it_chooses_among_routes_that_serve(collective: Collective) -> None:
-    """The chosen route accepts the world size, and chooses no other.
+    """The chosen route accepts the world size, and has no ``choose`` itself.
 
     If there are ``contenders``, the first is native, and the others accept the world size.
     """

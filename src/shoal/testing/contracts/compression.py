@@ -1,4 +1,4 @@
-"""Laws of every compressor: some hold for all compressors, others for those with a trait."""
+"""Laws of compressors. Some hold for all compressors, others for compressors with a trait."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shoal.testing.contracts.require import close, require, same
 
 DRAWS = 400
 SIGMAS = 7.0
-"""Standard errors by which a mean of DRAWS draws may be off; 1 number in 10^11 is off by more."""
+"""A mean of DRAWS draws may be off by this many standard errors. 1 in 10^11 is off by more."""
 
 
 def mean_of_what_was_sent_is_the_mean(compressor: Compressor) -> None:
-    """``mean`` is the average of ``mine`` over the workers; not checked for MERGES."""
+    """``mean`` is the average of ``mine`` over the workers. MERGES is not checked."""
     if Trait.MERGES in compressor.traits:
         return
     for case in CASES:
@@ -47,8 +47,8 @@ def own_message_survives_an_overwriting_wire(compressor: Compressor) -> None:
 def what_was_sent_can_be_subtracted(compressor: Compressor) -> None:
     """``mine.subtract_from(x)`` subtracts ``mine.dense()`` from x in place.
 
-    CONTRACTIVE: x may be the value that was sent, as in error feedback, so ``mine`` must not share
-    memory with it.
+    CONTRACTIVE: x may be the sent value itself, as in error feedback, so ``mine`` must not share
+    memory with the value.
     """
     for case in CASES:
         gradients = case.gradients()
@@ -75,7 +75,7 @@ def all_workers_end_with_the_same_bits(compressor: Compressor) -> None:
 
 
 def what_comes_out_looks_like_what_went_in(compressor: Compressor) -> None:
-    """The result has the shape and dtype of the value; it is finite, and zeros give zeros."""
+    """The result is finite, has the value's shape and dtype, and is zero if the value is zero."""
     for case in CASES:
         nothing = [torch.zeros_like(g) for g in case.gradients()]
         quiet = exchange(compressor, nothing)
@@ -110,7 +110,7 @@ def the_same_again_gives_the_same(compressor: Compressor) -> None:
 
 
 def inputs_are_not_changed(compressor: Compressor) -> None:
-    """A flow changes neither the gradient nor the state; only the wire may overwrite tensors."""
+    """A flow changes neither the gradient nor the state. Only the wire may overwrite tensors."""
     for case in CASES:
         gradients = case.gradients()
         states = exchange(compressor, case.gradients(1)).states
@@ -135,7 +135,7 @@ def state_survives_saving(compressor: Compressor) -> None:
 
 
 def all_workers_send_as_much(compressor: Compressor) -> None:
-    """The messages of all workers have the same shapes and dtypes, so these need not be sent."""
+    """All workers' messages have equal shapes and dtypes, so shapes and dtypes are not sent."""
     for case in CASES:
         for _, one in rounds(compressor, case):
             sizes = [[[(t.shape, t.dtype) for t in tensors(a)] for a in asks] for asks in one.asks]
@@ -183,7 +183,7 @@ def contractive_loses_less_than_there_was(compressor: Compressor) -> None:
 def conserving_loses_nothing_over_time(compressor: Compressor) -> None:
     """CONSERVING: all that was sent, plus the residual (``state[0]``), is the sum of all values.
 
-    A compressor with MOMENTUM is not checked: it sums momentum, not the values.
+    A compressor with MOMENTUM is not checked, because it sums momentum, not the values.
     """
     if Trait.CONSERVING in compressor.traits and Trait.MOMENTUM not in compressor.traits:
         for case in CASES:
@@ -223,7 +223,7 @@ def sums_asks_for_means_only(compressor: Compressor) -> None:
 
 
 def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
-    """ELEMENTWISE: a bucket as one value gives the same result as its tensors; state is None."""
+    """ELEMENTWISE: a bucket gives the same result as its tensors one by one. State is None."""
     if Trait.ELEMENTWISE not in compressor.traits:
         return
     for dtype in (torch.float64, torch.float32):
@@ -242,7 +242,7 @@ def elementwise_takes_a_bucket_as_one(compressor: Compressor) -> None:
 
 
 def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
-    """SLICEABLE: a flat slice may be a value; mean is the mean of what was sent, unless MERGES."""
+    """SLICEABLE: a flat slice may be a value. Without MERGES, mean is the mean of what was sent."""
     if Trait.SLICEABLE not in compressor.traits:
         return
     gradients = [g.flatten() for g in Case((9, 8), torch.float64, 3).gradients()]
@@ -256,7 +256,7 @@ def sliceable_acts_on_any_piece(compressor: Compressor) -> None:
 
 
 def tracks_comes_ever_closer(compressor: Compressor) -> None:
-    """TRACKS: if values stay the same, ``mine`` converges to the value, and the mean to theirs."""
+    """TRACKS: for constant values, ``mine`` converges to the value, and ``mean`` to their mean."""
     if Trait.TRACKS not in compressor.traits:
         return
     values = Case((5, 6), torch.float64, 3).gradients()

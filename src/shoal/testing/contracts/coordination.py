@@ -14,7 +14,7 @@ EXACT = 1e-12
 
 
 def rows_and_columns_of_w_sum_to_one(coordination: Coordination) -> None:
-    """W is doubly stochastic: it has no negative entry, and rows and columns sum to one."""
+    """W is doubly stochastic. No entry is negative, and rows and columns sum to one."""
     for label, w in _matrices(coordination):
         n = len(w)
         right = w.shape == (n, n) and w.dtype == torch.float64

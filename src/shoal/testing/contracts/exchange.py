@@ -25,7 +25,7 @@ class Case(NamedTuple):
     workers: int
 
     def gradients(self, seed: int = 0) -> list[Tensor]:
-        """Return one random gradient per worker; equal seeds give equal gradients."""
+        """Return one random gradient per worker. Equal seeds give equal gradients."""
         chance = torch.Generator().manual_seed(1000 * seed + self.workers)
         draws = torch.randn(self.workers, *self.shape, generator=chance, dtype=torch.float64)
         return [draw.to(self.dtype) for draw in draws]
@@ -52,7 +52,7 @@ class RecordedRound(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """Return the tolerance for a short sum: 16 eps of the coarsest dtype sent or returned."""
+        """Return the tolerance for a short sum, 16 eps of the coarsest dtype sent or returned."""
         types = {end.mean.dtype for end in self.ends}
         types |= {t.dtype for asks in self.asks for ask in asks for t in tensors(ask)}
         return 16 * max(torch.finfo(t).eps for t in types if t.is_floating_point)
@@ -82,7 +82,7 @@ def exchange(
     round: int = 0,
     overwrites: bool = False,
 ) -> RecordedRound:
-    """Run one round; with ``overwrites``, each Mean and the gradients may be overwritten."""
+    """Run one round. With ``overwrites``, tensors of Means and gradients may be overwritten."""
     before = starts(compressor, gradients) if states is None else states
     values = [Value(g, "weight", out=g if overwrites else None) for g in gradients]
     asks: list[list[Ask]] = [[] for _ in gradients]
@@ -96,10 +96,10 @@ def exchange(
 def rounds(
     compressor: Compressor, case: Case, count: int = 3, *, copies: bool = True
 ) -> Iterator[tuple[list[Tensor], RecordedRound]]:
-    """Yield the gradients and the record of each round; in odd rounds the wire overwrites asks.
+    """Yield the gradients and the record of each round. In odd rounds the wire overwrites asks.
 
     With ``copies``, each round gets a copy of the states, so that all states can be compared later.
-    Otherwise it gets the states of the round before, as in training.
+    Otherwise a round gets the states of the previous round themselves, as in training.
     """
     states = starts(compressor, case.gradients())
     for round in range(count):

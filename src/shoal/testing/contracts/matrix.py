@@ -42,7 +42,7 @@ def products(techniques: ByAxis) -> Iterator[dict[str, Any]]:
 
 
 def legal(product: Mapping[str, Any]) -> Strategy | None:
-    """Return the strategy, or None if it is refused; raise if a refusal has no reason or advice."""
+    """Return the strategy, or None if it is refused. Raise if a refusal lacks reason or advice."""
     try:
         return Strategy(**product)
     except ConflictError as error:
@@ -53,9 +53,9 @@ def legal(product: Mapping[str, Any]) -> Strategy | None:
 
 
 def facts(technique: Any) -> Hashable:
-    """Return the properties of a technique that rules may read: its compared fields but the name.
+    """Return what rules may read of a technique, that is its compared fields without the name.
 
-    For a route: whether it is native, and which numbers of workers it refuses.
+    For a route, return whether it is native, and which numbers of workers it refuses.
     """
     if isinstance(technique, Collective):
         return technique.is_native, tuple(bool(technique.refusal(world)) for world in WORLDS)
@@ -75,7 +75,7 @@ def kinds(techniques: ByAxis) -> list[list[list[Any]]]:
 
 
 def legal_products(techniques: ByAxis) -> list[tuple[Any, ...]]:
-    """Return every legal combination; the rules run once for all combinations of equal facts."""
+    """Return every legal combination. The rules run once for all combinations of equal facts."""
     rows: list[tuple[Any, ...]] = []
     for row in itertools.product(*kinds(techniques)):
         if legal({axis: kind[0] for axis, kind in zip(techniques, row, strict=True)}) is not None:
@@ -84,7 +84,7 @@ def legal_products(techniques: ByAxis) -> list[tuple[Any, ...]]:
 
 
 def computation(s: Strategy) -> tuple[object, ...]:
-    """Return a key: strategies with equal keys compute the same.
+    """Return a key. Strategies with equal keys compute the same result.
 
     All routes compute the same sum. A schedule changes the result only if it slices tensors, and
     only for a compressor that is not ELEMENTWISE. The mean over all workers is the same on every
@@ -104,7 +104,7 @@ def computation(s: Strategy) -> tuple[object, ...]:
 def cover(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
     """Return the indices of a few rows with every combination of ``strength`` entries of any row.
 
-    Greedy: the row with the most new combinations is chosen next. The number of new combinations of
+    It always adds the row with the most new combinations. The number of new combinations of
     a row never grows, so a heap of old numbers finds this row without counting for all rows again.
     """
     offers: list[set[Hashable]]

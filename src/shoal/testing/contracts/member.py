@@ -1,4 +1,4 @@
-"""Laws of the techniques of all axes: docstring, samples, and a repr that parses."""
+"""Laws of the techniques of all axes about docstrings, samples, and a repr that parses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Law = Callable[[Any], None]
 
 
 def samples(function: Technique) -> tuple[str, ...]:
-    """Return texts that a user may type for a technique: those of ``Example:``, or its name.
+    """Return texts that a user may type for a technique, from ``Example:`` or else its name.
 
     The docstring of the function has a line such as: ``Example: ``topk(0.25)``, ``topk(1)``.`` If
     all parameters have defaults, this line may be missing.
@@ -52,7 +52,7 @@ def samples(function: Technique) -> tuple[str, ...]:
 
 
 def make(text: str, *functions: Technique) -> Any:
-    """Return the value of a text such as ``topk(0.1)``; ``functions`` extend Shoal's own."""
+    """Return the value of a text such as ``topk(0.1)``. ``functions`` extend Shoal's own."""
     known = {**FUNCTIONS, **{f.__name__: f for f in functions}}
     return notation.call(text, known, "technique")
 

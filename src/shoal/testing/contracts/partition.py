@@ -1,4 +1,4 @@
-"""Laws of every partition: degrees multiply, and numbers of ranks that do not fit are refused."""
+"""Laws of every partition. Degrees multiply, and numbers of ranks that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.testing.contracts.require import require
 
 
 def degrees_multiply_to_the_ranks(partition: Partition) -> None:
-    """A replica has shard x tensor x pipe ranks; ``replicas`` divides by this number."""
+    """A replica has shard x tensor x pipe ranks. ``replicas`` divides by this number."""
     ranks = partition.shard * partition.tensor * partition.pipe
     require(partition.ranks == ranks, f"{partition}: it has {partition.ranks} ranks, not {ranks}")
     require(partition.cuts == (ranks > 1), f"{partition}: cuts is wrong for {ranks} ranks")
@@ -20,7 +20,7 @@ def degrees_multiply_to_the_ranks(partition: Partition) -> None:
 
 
 def ranks_that_do_not_fit_are_refused(partition: Partition) -> None:
-    """``replicas`` raises; the error names the number of ranks and the product of the degrees."""
+    """``replicas`` raises an error that names the number of ranks and the product of degrees."""
     each = partition.ranks * (partition.data or 1)
     wrong = each + 1
     if partition.data is None and wrong % partition.ranks == 0:

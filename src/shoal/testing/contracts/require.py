@@ -9,7 +9,7 @@ from shoal.flow import Agreed
 
 
 def require(holds: bool, *message: object) -> None:
-    """Raise AssertionError unless ``holds``; the parts of the message are joined by spaces."""
+    """Raise AssertionError unless ``holds``. Its message is the parts, joined by spaces."""
     if not holds:
         raise AssertionError(" ".join(map(str, message)))
 

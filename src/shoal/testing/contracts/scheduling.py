@@ -1,4 +1,4 @@
-"""Laws of every schedule: each phase sends every byte once, after backward has computed it."""
+"""Laws of every schedule. Each phase sends every byte once, after backward has computed it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shoal.axes.scheduling import Layer, Schedule, Slice, Task
 from shoal.testing.contracts.require import require
 
-GRAIN = 16  # bytes: the largest dtype; parts of layers start at multiples, so no number is split
+GRAIN = 16  # bytes of the largest dtype. Parts start at multiples, so no number is split.
 
 
 def check_plan(schedule: Schedule, layers: Sequence[Layer]) -> None:
@@ -40,7 +40,7 @@ def plans_of_many_layers(schedule: Schedule) -> None:
 
 
 def cost(nbytes: int) -> float:
-    """Return the seconds of a message: 50 microseconds, plus its bytes at 1 GB/s."""
+    """Return the seconds of a message, which are 50 microseconds plus its bytes at 1 GB/s."""
     return 5e-5 + nbytes * 1e-9
 
 
@@ -66,7 +66,7 @@ def _every_byte_goes_once(tasks: Sequence[Task], layers: Sequence[Layer], label:
 
 
 def _what_is_gathered_was_scattered(tasks: Sequence[Task], label: str) -> None:
-    """Each gather follows a scatter of the same slices; a plan with these has no reduce."""
+    """Each gather follows a scatter of the same slices. Such a plan has no reduce tasks."""
     scattered: set[tuple[Slice, ...]] = set()
     kinds = {task.phase == "reduce" for task in tasks}
     require(len(kinds) < 2, label, "the plan has reduce tasks and scatter or gather tasks")
@@ -78,7 +78,7 @@ def _what_is_gathered_was_scattered(tasks: Sequence[Task], label: str) -> None:
 
 
 def _nothing_goes_before_it_exists(schedule: Schedule, task: Task, label: str) -> None:
-    """A task starts after backward of its lowest layer, the last of them in backward."""
+    """A task starts after backward of its lowest layer, which backward computes last."""
     kind, layer = task.ready
     require(kind == "backward", label, task, "does not wait for backward")
     first = min(piece.layer for piece in task.slices)

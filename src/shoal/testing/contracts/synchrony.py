@@ -1,4 +1,4 @@
-"""Laws of every synchrony: no worker starts too far ahead, and one may always start."""
+"""Laws of every synchrony. No worker starts too far ahead, and one may always start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.testing.contracts.require import require
 
 
 def its_numbers_make_sense(synchrony: Synchrony) -> None:
-    """The period is a whole number >= 1; staleness is a number >= 0, or inf."""
+    """The period is a whole number >= 1. Staleness is a number >= 0, or inf."""
     period, staleness = synchrony.period, synchrony.staleness
     require(isinstance(period, int) and period >= 1, f"{synchrony}: bad period {period}")
     require(staleness >= 0, f"{synchrony}: staleness is {staleness}, but must be >= 0")
@@ -24,7 +24,7 @@ def waiting_and_freedom_are_the_ends_of_staleness(synchrony: Synchrony) -> None:
 
 
 def no_worker_starts_further_ahead_than_the_bound(synchrony: Synchrony) -> None:
-    """A starting worker is at most ``staleness`` steps ahead; at least one may always start."""
+    """A starting worker is at most ``staleness`` steps ahead. One worker may always start."""
     chance = random.Random(0)
     for workers in (1, 2, 5):
         clocks = Clocks(range(workers), synchrony.staleness)
