@@ -6,7 +6,8 @@ them alike.
 
 A worker whose part of a small last batch is empty still gets a batch, because it must take part in
 the step. One sample is read, collated, and cut to no rows. The sample stays if it cannot be cut, or
-if the share ``stands_in``. ``LocalBatch.ids`` is empty in all these cases, and the step must give
+if ``DataShard.stands_in`` is true: that rank holds a part of the model and must run forward and
+backward with real data. ``LocalBatch.ids`` is empty in all these cases, and the step must give
 the batch weight zero.
 """
 

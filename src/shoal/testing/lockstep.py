@@ -5,7 +5,8 @@ These two steps are repeated until the flows end:
 1. Every flow runs to its next ask.
 2. Every worker's answer is computed from the asks of all workers.
 
-Worker processes run the same flows, so their results are equal up to the order of summation.
+Worker processes run the same flows, so lockstep returns the same results as they do, up to the
+order of summation.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def _copy(value: Any) -> Any:
 
 
 def answer(asks: Sequence[Any], row: Tensor, rank: int) -> Any:
-    """Return the answer of worker ``rank`` to one ask of each worker, with the weights ``row``."""
+    """Return the answer that worker ``rank`` receives, given one ask from each worker.
+
+    ``row`` has the weights of the workers.
+    """
     kinds = {type(ask) for ask in asks}
     if len(kinds) != 1:
         raise AssertionError(f"workers yield different asks: {sorted(k.__name__ for k in kinds)}")
@@ -93,7 +97,7 @@ def answer(asks: Sequence[Any], row: Tensor, rank: int) -> Any:
 
 
 def _folded(asks: Sequence[Fold], rank: int) -> Folded:
-    """Return the answer of ``rank`` to Fold. ``dropped`` has only what its own merges left out."""
+    """Return the answer that ``rank`` receives. ``dropped`` has what its own merges left out."""
     parts = [ask.parts for ask in asks]
     dropped = []
     for receiver, sender in tree(len(asks)):

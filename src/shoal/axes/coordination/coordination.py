@@ -17,7 +17,9 @@ Sends = Literal["gradient", "delta", "parameter", "prediction"]
 class Outer:
     """Momentum for averaged changes.
 
-    D becomes ``momentum * D + rate * change``, and then D is applied to the model.
+    D is the change of the model in one exchange, and 0 at first. In each exchange D becomes
+    ``momentum * D + rate * change``, where ``change`` is the mean of the workers' changes. Then D
+    is added to the model.
 
     Args:
         momentum: factor of the previous D. None means 1 - 1/n for n workers.

@@ -169,7 +169,8 @@ def load_optimizer(
 def _copy_for(parameter: Tensor, value: Any, *, to_device: bool) -> Any:
     """Return a saved value with its tensors copied.
 
-    With ``to_device``, copies are on the parameter's device, and those of its shape are sharded.
+    With ``to_device``, copies are on the parameter's device. If the parameter is sharded, copies
+    with the parameter's shape are sharded in the same way.
     """
     if isinstance(value, list | tuple):  # LBFGS has lists of tensors in its state
         return type(value)(_copy_for(parameter, v, to_device=to_device) for v in value)

@@ -34,7 +34,9 @@ class Stopwatch:
         # (exposed seconds so far, start of the current exposed wait or None). It is one tuple, as
         # the thread that runs backward replaces it while the thread that runs flows reads it.
         self._exposed: tuple[float, float | None] = 0.0, 0.0
-        self._counted = 0.0  # exposed seconds when a flow last ran; the next flow counts later ones
+        # Exposed seconds when a flow last paused or ended. The flow that resumes next adds the
+        # exposed seconds since then to its own.
+        self._counted = 0.0
 
     def overlap(self) -> None:
         """From now on, count waiting as exposed only inside :meth:`exposed_wait`."""
