@@ -173,7 +173,7 @@ class _Launcher:
         seconds = BACKOFF_SECONDS[min(generation, len(BACKOFF_SECONDS) - 1)]
         self.output.message(
             f"restarting all workers from the last checkpoint in {seconds:g} s "
-            f"({restarts} restart{'s' if restarts > 1 else ''} left)"
+            f"(restart {generation + 1} of {generation + restarts})"
         )
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.signals:
