@@ -94,17 +94,13 @@ def optimizer_state(
 
 
 def _gather(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import DTensor
 
     if not isinstance(value, DTensor):
         return value
-    placements = list(value.placements)
-    for axis in range(len(placements)):  # torch warns if several axes change in one call
-        placements[axis] = Replicate()
-        value = value.redistribute(placements=placements)
-    return value.to_local()
+    from shoal.runtime.parallel.state import gather_dtensor
+
+    return gather_dtensor(value)
 
 
 def check_optimizer(
